@@ -1,0 +1,166 @@
+// The binary interface between the host (src/abi.rs, src/signal.rs) and the kernels.
+//
+// This header owns every limit, every structure that host and device share and the layout of the
+// signal buffer. The Rust mirror is checked against it by the tests of `src/abi.rs` through a probe that the
+// CPU target exports, so a change on one side alone fails the test suite.
+//
+// The target header defines CROSSCCL_DEVICE (how a function of the device is declared) before it
+// includes this one.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+namespace crossccl {
+
+// Ranks of one communicator. 8 is the tuned range, 64 the width of the `missing` bit mask.
+constexpr uint32_t kMaxRanks = 64;
+// Blocks of one launch. Flags exist for this many, so it is checked on the host (case B10).
+constexpr uint32_t kMaxBlocks = 64;
+// A peer that I depend on waits for my credit, so it is never two launches ahead: two slots.
+constexpr uint32_t kRecordSlots = 2;
+// NVIDIA and AMD move 128-byte lines; on the CPU it is two 64-byte lines (adjacent-line prefetch).
+constexpr uint32_t kLine = 128;
+// Starts of chunks and slots inside a buffer are multiples of one vector.
+constexpr uint32_t kVector = 16;
+
+// Block flags: what block b of a peer has done, as a sequence number.
+enum Phase : uint32_t {
+  kStaged = 0,  // "my payload half holds the chunk of this round": release, carries data
+  kDone = 1,    // "I have finished reading your memory of this round": a credit, carries no data
+  kPhases = 2,
+};
+
+enum Collective : uint32_t { kBroadcast = 1, kReduceScatter = 2 };
+
+// Why a rank failed. The value is stored last, with release, into the status record and the
+// poison words.
+enum FailureKind : uint32_t {
+  kNone = 0,
+  kTimeout = 1,   // a peer did not come within the limit
+  kMismatch = 2,  // a peer came with another operation
+  kAborted = 3,   // the host set the abort word
+  kPoisoned = 4,  // a peer had failed before
+};
+
+// What one rank is about to do, sent to every peer of the domain by each launch.
+struct alignas(kLine) Record {
+  uint64_t stamp;        // launch epoch; stored last with release
+  uint64_t fingerprint;  // 16 low bits of the epoch over 48 bits of descriptor hash: one word, so
+                         // that it can be judged even while the peer writes its next record
+  uint64_t input;
+  uint64_t output;
+  uint64_t count;
+  uint64_t shape_hash;
+  uint64_t packed;
+};
+
+// The story of a failed launch, for the error message.
+struct alignas(kLine) Failure {
+  uint64_t call;     // the host's number of the failing launch of this rank
+  uint64_t epoch;    // launch epoch in the domain
+  uint64_t wanted;   // flag or stamp waited for
+  uint64_t seen;     // flag or stamp found instead
+  uint64_t missing;  // bit p: rank p of the domain had not come
+  uint64_t ticks;    // how long was waited, in device clock ticks
+  uint32_t kind;
+  uint32_t peer;  // rank of the domain; for kPoisoned: rank of the communicator
+  uint32_t phase;
+  uint32_t domain;
+  uint32_t block;
+  uint32_t rank;  // who failed, rank of the domain
+};
+
+struct Observed {
+  uint64_t stamp;
+  uint64_t count;
+  uint64_t shape_hash;
+  uint64_t packed;
+};
+
+// One per rank, in memory that the host and the rank's device both reach while kernels run.
+struct alignas(kLine) Control {
+  uint64_t state;  // FailureKind; written by the device, once, last
+  uint64_t pad[15];
+  uint64_t abort;  // written by the host
+  uint64_t pad2[15];
+  Failure failure;
+  Observed observed[kMaxRanks];  // the peers' records at the time of the failure
+};
+
+// Arguments of every kernel. Passed by value on a GPU (well under the 4 KiB limit of CUDA's
+// kernel parameters), by pointer on the CPU.
+struct Arguments {
+  // who
+  uint64_t signal[kMaxRanks];  // signal buffers of the domain, by rank of the domain
+  uint64_t control;            // Control of this rank
+  uint32_t rank;               // in the domain
+  uint32_t ranks;              // in the domain
+  uint32_t domain;
+  uint32_t domains;      // layout: domains in the signal buffer
+  uint32_t world;        // layout: ranks of the communicator
+  uint32_t world_rank;   // this rank in the communicator
+  uint32_t max_blocks;   // layout: blocks the flags are laid out for
+  uint32_t strict;       // 1: wait for every record before anything is touched
+  // what
+  uint64_t call;
+  uint64_t limit;  // ticks of the device clock; 0 waits for ever
+  uint64_t input;
+  uint64_t output;  // 0 where this rank has none
+  uint64_t count;
+  uint64_t shape_hash;
+  uint64_t packed;
+  uint64_t fingerprint;  // 48 bits
+  // broadcast
+  uint64_t bytes;
+  uint64_t segment;       // bytes of one round over all chunks
+  uint64_t payload_half;  // bytes of one payload half
+  uint32_t rounds;        // flags each launch consumes, at least 1
+  uint32_t root;          // in the domain
+  // reduce-scatter: my part of the input, as `outer` runs
+  uint64_t outer;   // runs
+  uint64_t run;     // elements of one run
+  uint64_t stride;  // elements from one run's start to the next
+  uint64_t offset;  // elements before the first run
+  uint32_t average;
+  uint32_t reserved;
+};
+
+constexpr uint64_t lines(uint64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
+
+// Where things stand in a signal buffer. One writer per word; every field starts on a line.
+//
+//   poison  u64[world]              written by a failing rank (and by its owner)
+//   cause   Failure[world]          likewise
+//   probe   u64[2][world]           peer self-test at set-up
+//   for each domain:
+//     epoch, sequence, ticket       owner only; one line each
+//     records  Record[world][2]     written by peers
+//     flags    u64[phase][block][world]
+//   payload 2 halves                written by the owner, read by peers
+struct SignalLayout {
+  uint64_t cause, probe, domain, domain_stride, records, flags, payload;
+  uint64_t blocks, world;
+};
+
+CROSSCCL_DEVICE SignalLayout signal_layout(uint32_t world, uint32_t domains, uint32_t max_blocks) {
+  SignalLayout l;
+  l.blocks = max_blocks;
+  l.world = world;
+  l.cause = lines(uint64_t(world) * 8);
+  l.probe = l.cause + uint64_t(world) * sizeof(Failure);
+  l.domain = l.probe + lines(uint64_t(world) * 16);
+  l.records = 3 * kLine;
+  l.flags = l.records + uint64_t(world) * kRecordSlots * sizeof(Record);
+  l.domain_stride = l.flags + lines(uint64_t(kPhases) * max_blocks * world * 8);
+  l.payload = l.domain + domains * l.domain_stride;
+  return l;
+}
+
+static_assert(sizeof(Record) == 128, "host mirror: src/abi.rs");
+static_assert(sizeof(Failure) == 128, "host mirror: src/abi.rs");
+static_assert(sizeof(Observed) == 32, "host mirror: src/abi.rs");
+static_assert(sizeof(Control) == 384 + 64 * 32, "host mirror: src/abi.rs");
+static_assert(sizeof(Arguments) % 8 == 0, "no tail padding between targets");
+static_assert(sizeof(Arguments) <= 4096, "CUDA kernel parameters");
+
+}  // namespace crossccl

@@ -1,0 +1,79 @@
+// Broadcast of `bytes` bytes from the root to every rank of the domain. Any alignment, any length.
+#pragma once
+
+namespace crossccl {
+
+// One stage: the others pull the whole message from the root.
+//
+//   root:   records of all -> own copy (unless in place) -> credits of all
+//   others: record of the root -> pull -> credit to the root
+//
+// Flag flights on the critical path: one (record), one more (credit) before the root may go on.
+// The root looks at all records before it writes its own output, so that a disagreement leaves
+// that untouched too; it waits for the credits of the same ranks anyway.
+CROSSCCL_DEVICE void broadcast_one_stage(const Block& b, const Arguments& a) {
+  Rendezvous meet(a, b);
+  uint8_t* out = (uint8_t*)a.output;
+  const uint8_t* in = (const uint8_t*)a.input;
+  meet.start();
+  if (a.rank == a.root) {
+    if (meet.expect_all() && out != nullptr && out != in) copy(b, out, in, a.bytes);
+    meet.await(kDone, 0, [](uint32_t) { return true; });
+  } else {
+    const uint32_t root = a.root;
+    if (meet.expect(root)) copy(b, out, meet.input_of(root), a.bytes);
+    meet.signal(kDone, 0, [=](uint32_t p) { return p == root; });
+  }
+  meet.finish();
+}
+
+// Two stages, staged in the signal buffers' payload, in rounds of one segment each.
+//
+//   every rank: records of all
+//   each round, a segment cut into one chunk a rank:
+//     1. non-root r pulls chunk r from the root into its payload half and its output, flags "staged"
+//     2. it gathers the other chunks: the root's from the root's input, p's from p's payload
+//        after p's flag, and credits each owner
+//     before it overwrites a half it waits for the credits of two rounds ago
+//   end: every rank waits for the credits of those that read its memory (payload, root's input)
+//
+// Flag flights: record, staged, credit. Link load of the root: 2(n-1)/n of the message.
+CROSSCCL_DEVICE void broadcast_two_stage_staged(const Block& b, const Arguments& a) {
+  Rendezvous meet(a, b);
+  uint8_t* out = (uint8_t*)a.output;
+  const uint32_t me = a.rank, n = a.ranks, root = a.root;
+  const bool is_root = me == root;
+  const auto other_readers = [=](uint32_t p) { return p != root; };
+  meet.start();
+  meet.expect_all();
+  const uint8_t* in = meet.ok ? meet.input_of(root) : nullptr;
+  for (uint32_t round = 0; round < a.rounds; ++round) {
+    const uint64_t at = round * a.segment, left = a.bytes - at, bytes = left < a.segment ? left : a.segment;
+    const uint64_t half = (round & 1) * a.payload_half;
+    if (is_root) {
+      if (meet.ok && out != nullptr && out != in) copy(b, out + at, in + at, bytes);
+      continue;
+    }
+    if (round >= 2) meet.await(kDone, round - 2, other_readers);
+    if (meet.ok) {
+      Span c = chunk(bytes, n, me);
+      copy_to_both(b, meet.own.payload() + half, out + at + c.begin, in + at + c.begin, c.end - c.begin);
+    }
+    meet.signal(kStaged, round, other_readers);
+    for (uint32_t k = 1; k < n; ++k) {
+      const uint32_t p = (me + k) % n;
+      const auto only = [=](uint32_t q) { return q == p; };
+      if (p != root) meet.await(kStaged, round, only);
+      if (!meet.ok) continue;
+      Span c = chunk(bytes, n, p);
+      const uint8_t* from = p == root ? in + at + c.begin : meet.peer(p).payload() + half;
+      copy(b, out + at + c.begin, from, c.end - c.begin);
+    }
+    // One credit a round to every rank that I have read from; the root looks at the last only.
+    meet.signal(kDone, round, [](uint32_t) { return true; });
+  }
+  meet.await(kDone, a.rounds - 1, other_readers);
+  meet.finish();
+}
+
+}  // namespace crossccl

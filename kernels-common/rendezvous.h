@@ -1,0 +1,249 @@
+// How ranks meet. Every kernel is written in these steps:
+//
+//   1. start     read my launch epoch, look for poison, send my record to all peers (not waiting)
+//   2. expect    wait for the records of the ranks that I depend on, compare them with mine
+//   3. signal / await    block flags, one sequence number per round
+//   4. finish    the last block of the launch advances epoch and sequence
+//
+// Invariants (README.md of this folder): every block of every rank goes through every step of its
+// plan (I1); a wait that failed makes all later ones fall through; a rank that failed never signals
+// again in this launch, so no peer can take unwritten memory for data.
+//
+// Every wait has a deadline, looks at the poison words and the abort word about every 20 us, and
+// compares the record of the peer it waits for, so a disagreement is reported as such and not as a
+// time-out, whoever came first.
+#pragma once
+
+namespace crossccl {
+
+struct Signal {
+  uint8_t* base;
+  SignalLayout layout;
+
+  CROSSCCL_METHOD uint64_t* poison(uint32_t rank) const { return (uint64_t*)base + rank; }
+  CROSSCCL_METHOD Failure* cause(uint32_t rank) const { return (Failure*)(base + layout.cause) + rank; }
+  CROSSCCL_METHOD uint64_t* probe(uint32_t half, uint32_t rank) const {
+    return (uint64_t*)(base + layout.probe) + half * layout.world + rank;
+  }
+  CROSSCCL_METHOD uint8_t* domain(uint32_t d) const { return base + layout.domain + d * layout.domain_stride; }
+  CROSSCCL_METHOD uint64_t* epoch(uint32_t d) const { return (uint64_t*)domain(d); }
+  CROSSCCL_METHOD uint64_t* sequence(uint32_t d) const { return (uint64_t*)(domain(d) + kLine); }
+  CROSSCCL_METHOD uint64_t* ticket(uint32_t d) const { return (uint64_t*)(domain(d) + 2 * kLine); }
+  CROSSCCL_METHOD Record* record(uint32_t d, uint32_t peer, uint64_t epoch) const {
+    return (Record*)(domain(d) + layout.records) + peer * kRecordSlots + epoch % kRecordSlots;
+  }
+  CROSSCCL_METHOD uint64_t* flag(uint32_t d, uint32_t phase, uint32_t block, uint32_t peer) const {
+    return (uint64_t*)(domain(d) + layout.flags) + (phase * layout.blocks + block) * layout.world + peer;
+  }
+  CROSSCCL_METHOD uint8_t* payload() const { return base + layout.payload; }
+};
+
+// What a wait for one peer found.
+enum class Arrival : uint32_t { kAbsent, kAgrees, kDiffers, kGone };
+
+struct Rendezvous {
+  const Arguments& a;
+  const Block& b;
+  SignalLayout layout;
+  Signal own;
+  uint64_t epoch;     // of this launch
+  uint64_t sequence;  // flags before this launch
+  bool ok;
+
+  CROSSCCL_METHOD Rendezvous(const Arguments& arguments, const Block& block)
+      : a(arguments), b(block), layout(signal_layout(a.world, a.domains, a.max_blocks)),
+        own{(uint8_t*)a.signal[a.rank], layout}, epoch(load_relaxed(own.epoch(a.domain)) + 1),
+        sequence(load_relaxed(own.sequence(a.domain))), ok(true) {}
+
+  CROSSCCL_METHOD Signal peer(uint32_t p) const { return Signal{(uint8_t*)a.signal[p], layout}; }
+  CROSSCCL_METHOD Control* control() const { return (Control*)a.control; }
+
+  // Step 1.
+  CROSSCCL_METHOD void start() {
+    // A rank that comes after a time-out must not touch peers whose buffers may be gone.
+    bool bad = false;
+    for (uint32_t r = b.thread; r < a.world; r += b.threads)
+      if (load_acquire(own.poison(r)) != kNone) bad = true, fail(kPoisoned, r, 0, 0, 0, 0);
+    ok = !b.any(bad);
+    if (ok && b.block == 0)
+      for (uint32_t p = b.thread; p < a.ranks; p += b.threads)
+        if (p != a.rank) send_record(p);
+    if (a.strict) expect_all();
+  }
+
+  // Step 2. The record of `p` has arrived and agrees; its pointers may be read.
+  CROSSCCL_METHOD bool expect(uint32_t p) {
+    if (p == a.rank) return join(true);
+    return join(b.thread != 0 || await_record(p));
+  }
+  CROSSCCL_METHOD bool expect_all() {
+    bool good = true;
+    for (uint32_t p = b.thread; p < a.ranks; p += b.threads)
+      if (p != a.rank && !await_record(p)) good = false;
+    return join(good);
+  }
+  // Only after expect(p), and only while p waits for my credit (else it could be a newer one).
+  CROSSCCL_METHOD const uint8_t* input_of(uint32_t p) const {
+    return p == a.rank ? (const uint8_t*)a.input
+                       : (const uint8_t*)load_relaxed(&own.record(a.domain, p, epoch)->input);
+  }
+
+  // Step 3. `round` counts from 0 within the launch.
+  //
+  // One thread a peer; what the block wrote or read before is complete (sync).
+  template <class Who> CROSSCCL_METHOD void signal(Phase phase, uint32_t round, Who who) {
+    b.sync();
+    if (!ok) return;
+    for (uint32_t p = b.thread; p < a.ranks; p += b.threads)
+      if (p != a.rank && who(p)) store_release(peer(p).flag(a.domain, phase, b.block, a.rank), sequence + round + 1);
+  }
+  template <class Who> CROSSCCL_METHOD bool await(Phase phase, uint32_t round, Who who) {
+    bool good = true;
+    for (uint32_t p = b.thread; p < a.ranks; p += b.threads)
+      if (p != a.rank && who(p) && !await_flag(phase, p, sequence + round + 1)) good = false;
+    return join(good);
+  }
+
+  // Step 4. The last block knows that all others have read epoch and sequence (case E13: a block
+  // that advanced them early let slow blocks read the next launch's).
+  CROSSCCL_METHOD void finish() {
+    b.sync();
+    if (b.thread != 0) return;
+    if (add_ticket(own.ticket(a.domain)) + 1 != b.blocks) return;
+    store_relaxed(own.ticket(a.domain), 0);
+    store_relaxed(own.sequence(a.domain), sequence + a.rounds);
+    store_relaxed(own.epoch(a.domain), epoch);
+  }
+
+ private:
+  CROSSCCL_METHOD bool join(bool good) {
+    ok = !b.any(!good) && ok;
+    return ok;
+  }
+
+  CROSSCCL_METHOD uint64_t stamped_fingerprint() const { return (epoch << 48) | (a.fingerprint & 0xffffffffffffull); }
+
+  CROSSCCL_METHOD void send_record(uint32_t p) const {
+    Record* r = peer(p).record(a.domain, a.rank, epoch);
+    store_relaxed(&r->fingerprint, stamped_fingerprint());
+    store_relaxed(&r->input, a.input);
+    store_relaxed(&r->output, a.output);
+    store_relaxed(&r->count, a.count);
+    store_relaxed(&r->shape_hash, a.shape_hash);
+    store_relaxed(&r->packed, a.packed);
+    store_release(&r->stamp, epoch);
+  }
+
+  // A newer stamp is no verdict: a peer that does not wait for me may be ahead by any number of
+  // launches. The fingerprint is one word and names its epoch, so it is judged without a lock even
+  // while that peer overwrites the slot.
+  CROSSCCL_METHOD Arrival look_at_record(uint32_t p) const {
+    const Record* r = own.record(a.domain, p, epoch);
+    uint64_t stamp = load_acquire(&r->stamp);
+    if (stamp < epoch) return Arrival::kAbsent;
+    if (stamp > epoch) return Arrival::kGone;
+    uint64_t theirs = load_relaxed(&r->fingerprint), mine = stamped_fingerprint();
+    if (theirs == mine) return Arrival::kAgrees;
+    return (theirs >> 48) == (mine >> 48) ? Arrival::kDiffers : Arrival::kGone;
+  }
+
+  CROSSCCL_METHOD bool await_record(uint32_t p) {
+    if (!ok) return false;
+    Patience patience(*this);
+    for (;;) {
+      Arrival found = look_at_record(p);
+      if (found == Arrival::kAgrees || found == Arrival::kGone) return true;
+      if (found == Arrival::kDiffers) return fail(kMismatch, p, 0, epoch, epoch, patience.waited());
+      if (!patience.more()) return patience.give_up(p, 0, epoch, load_relaxed(&own.record(a.domain, p, epoch)->stamp));
+    }
+  }
+
+  CROSSCCL_METHOD bool await_flag(Phase phase, uint32_t p, uint64_t wanted) {
+    if (!ok) return false;
+    Patience patience(*this);
+    const uint64_t* flag = own.flag(a.domain, phase, b.block, p);
+    for (;;) {
+      uint64_t seen = load_acquire(flag);
+      if (seen >= wanted) return true;
+      if (!patience.more()) return patience.give_up(p, 1 + phase, wanted, seen);
+      if (patience.slow && look_at_record(p) == Arrival::kDiffers)
+        return fail(kMismatch, p, 1 + phase, wanted, seen, patience.waited());
+    }
+  }
+
+  struct Patience {
+    Rendezvous& r;
+    uint64_t begin, next;
+    uint32_t tries;
+    bool slow;  // this poll was a slow look
+
+    CROSSCCL_METHOD explicit Patience(Rendezvous& rendezvous)
+        : r(rendezvous), begin(clock_ticks()), next(begin + kSlowLook), tries(0), slow(false) {}
+    CROSSCCL_METHOD uint64_t waited() const { return clock_ticks() - begin; }
+
+    // False when the wait must end: the reason is found again by give_up.
+    CROSSCCL_METHOD bool more() {
+      relax(tries++);
+      uint64_t now = clock_ticks();
+      slow = now >= next;
+      if (!slow) return true;
+      next = now + kSlowLook;
+      if (r.a.limit != 0 && now - begin >= r.a.limit) return false;
+      if (load_relaxed(&r.control()->abort) != 0) return false;
+      for (uint32_t k = 0; k < r.a.world; ++k)
+        if (load_acquire(r.own.poison(k)) != kNone) return false;
+      return true;
+    }
+    CROSSCCL_METHOD bool give_up(uint32_t p, uint32_t phase, uint64_t wanted, uint64_t seen) {
+      for (uint32_t k = 0; k < r.a.world; ++k)
+        if (k != r.a.world_rank && load_acquire(r.own.poison(k)) != kNone)
+          return r.fail(kPoisoned, k, phase, wanted, seen, waited());
+      if (load_relaxed(&r.control()->abort) != 0) return r.fail(kAborted, p, phase, wanted, seen, waited());
+      return r.fail(kTimeout, p, phase, wanted, seen, waited());
+    }
+  };
+
+  // Elected once per rank and poisoning: the winner writes the status record, then tells the peers.
+  CROSSCCL_METHOD bool fail(FailureKind kind, uint32_t p, uint32_t phase, uint64_t wanted, uint64_t seen, uint64_t ticks) {
+    if (!claim(own.poison(a.world_rank), kind)) return false;
+    uint64_t missing = 0;
+    for (uint32_t q = 0; q < a.ranks; ++q) {
+      const Record* r = own.record(a.domain, q, epoch);
+      Observed* o = &control()->observed[q];
+      uint64_t stamp = q == a.rank ? epoch : load_acquire(&r->stamp);
+      if (stamp < epoch) missing |= 1ull << q;
+      store_relaxed(&o->stamp, stamp);
+      store_relaxed(&o->count, q == a.rank ? a.count : load_relaxed(&r->count));
+      store_relaxed(&o->shape_hash, q == a.rank ? a.shape_hash : load_relaxed(&r->shape_hash));
+      store_relaxed(&o->packed, q == a.rank ? a.packed : load_relaxed(&r->packed));
+    }
+    // All came, one is stuck in a later step.
+    if (missing == 0 && kind == kTimeout) missing = 1ull << p;
+    write(&control()->failure, kind, p, phase, wanted, seen, ticks, missing);
+    store_release(&control()->state, kind);
+    if (kind == kPoisoned) return false;  // whoever failed first has told everybody
+    // Sibling groups are not told here: what they have in flight does not depend on this rank, and
+    // the host refuses their next call.
+    for (uint32_t q = 0; q < a.ranks; ++q) {
+      if (q == a.rank) continue;
+      write(peer(q).cause(a.world_rank), kind, p, phase, wanted, seen, ticks, missing);
+      store_release(peer(q).poison(a.world_rank), kind);
+    }
+    return false;
+  }
+
+  CROSSCCL_METHOD void write(Failure* f, FailureKind kind, uint32_t p, uint32_t phase, uint64_t wanted, uint64_t seen,
+                             uint64_t ticks, uint64_t missing) const {
+    store_relaxed(&f->call, a.call);
+    store_relaxed(&f->epoch, epoch);
+    store_relaxed(&f->wanted, wanted);
+    store_relaxed(&f->seen, seen);
+    store_relaxed(&f->missing, missing);
+    store_relaxed(&f->ticks, ticks);
+    store_relaxed((uint64_t*)&f->kind, uint64_t(kind) | uint64_t(p) << 32);
+    store_relaxed((uint64_t*)&f->phase, uint64_t(phase) | uint64_t(a.domain) << 32);
+    store_relaxed((uint64_t*)&f->block, uint64_t(b.block) | uint64_t(a.rank) << 32);
+  }
+};
+
+}  // namespace crossccl

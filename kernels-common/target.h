@@ -1,0 +1,44 @@
+// What a target must provide: the contract in prose. A target header (kernels-cpu/target_cpu.h and
+// its siblings) defines everything below in namespace crossccl and then includes the algorithms.
+// Nothing else in kernels-common may ask which compiler reads it.
+//
+// Macros
+//   CROSSCCL_DEVICE            qualifier of a device function, internal linkage, inlined
+//   CROSSCCL_METHOD            qualifier of a device member function or lambda-like functor
+//   CROSSCCL_UNROLL            before a loop with a constant trip count
+//
+// Geometry
+//   struct Block { uint32_t block, blocks, thread, threads; void sync() const; bool any(bool) const; }
+//     sync   barrier of the block; what its threads wrote before is seen by its threads after
+//     any    barrier; true for all threads if it is true for one
+//     All blocks of a launch run at the same time (I6), in no particular order.
+//
+// Memory shared with peers: 64-bit words, atomic, at the widest scope the machine has (peers on
+// other devices and the host see them)
+//   uint64_t load_relaxed(const uint64_t*)        void store_relaxed(uint64_t*, uint64_t)
+//   uint64_t load_acquire(const uint64_t*)        void store_release(uint64_t*, uint64_t)
+//     Release makes everything that the *block* did before (its threads joined by sync()) visible
+//     to whoever acquires the value.
+// Memory of the own rank, shared between its blocks
+//   bool     claim(uint64_t* word, uint64_t value)        0 -> value, true for the one winner
+//   uint64_t add_ticket(uint64_t* word)                   old value, acquire and release
+//
+// Vectors
+//   kUnalignedVectors          true where 16-byte accesses need no alignment
+//   V load16<V>(const void*)   void store16(void*, const V&)
+//     Ordinary cached accesses, never through a read-only path (I11).
+//   kTile                      bytes that one block copies at a time; a multiple of kVector
+//   void copy_tile(const Block&, uint8_t* to, const uint8_t* from, uint64_t bytes)
+//     All threads of the block together; any alignment, no overlap; copy.h offers
+//     copy_tile_by_vectors for targets without something better.
+//
+// Time
+//   uint64_t clock_ticks()     monotonic; the host knows its rate
+//   kSlowLook                  ticks between two slow looks at the poison word (about 20 us)
+//   void relax(uint32_t tries) called between two polls; tries counts the polls so far
+//
+// Numbers: exact, round to nearest even, denormals kept
+//   float half_to_float(uint16_t)          uint16_t float_to_half(float)    not NaN
+//   float bf16_to_float(uint16_t)          uint16_t float_to_bf16(float)    not NaN
+//   No contraction, no fast-math, no flush to zero may be in force (design: numerics contract).
+#pragma once
