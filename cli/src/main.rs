@@ -1,0 +1,47 @@
+//! The command line of crossccl.
+
+mod error;
+mod files;
+mod info;
+mod perf;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Collectives for the accelerators of one machine: broadcast and grouped reduce-scatter.
+#[derive(Debug, Parser)]
+#[command(name = "crossccl", version, disable_help_subcommand = true)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Show backends, devices and which of them reach each other
+    Info(info::InfoArguments),
+    /// Broadcast a file to all ranks and prove every rank's copy by hash
+    Broadcast(files::BroadcastArguments),
+    /// Reduce checkpoints (safetensors files of equal layout, one a rank) tensor by tensor
+    ReduceScatter(files::ReduceScatterArguments),
+    /// Measure a collective over a range of sizes and verify its results
+    #[command(subcommand)]
+    Perf(perf::PerfCommand),
+}
+
+fn main() -> ExitCode {
+    let outcome = match Arguments::parse().command {
+        Command::Info(arguments) => info::run(&arguments),
+        Command::Broadcast(arguments) => files::broadcast(&arguments),
+        Command::ReduceScatter(arguments) => files::reduce_scatter(&arguments),
+        Command::Perf(command) => perf::run(&command),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("crossccl: {error}");
+            error.exit_code()
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! The Rust side of `kernels-common/abi.h`, which owns every fact here; the tests below compare
+//! them through a probe that the CPU's kernels export.
+
+/// The most ranks of one communicator. 8 is the tuned range.
+pub const MAX_RANKS: usize = 64;
+/// The most blocks of one launch.
+pub const MAX_BLOCKS: u32 = 64;
+pub(crate) const RECORD_SLOTS: u64 = 2;
+pub(crate) const PHASES: u64 = 2;
+pub(crate) const LINE: u64 = 128;
+/// Chunk starts are multiples of this many bytes, relative to the buffer.
+pub const VECTOR: u64 = 16;
+
+pub(crate) const TIMEOUT: u64 = 1;
+pub(crate) const MISMATCH: u64 = 2;
+pub(crate) const ABORTED: u64 = 3;
+pub(crate) const POISONED: u64 = 4;
+
+/// Arguments of every kernel.
+#[derive(Clone, Debug)]
+#[repr(C)]
+pub struct Arguments {
+    pub(crate) signal: [u64; MAX_RANKS],
+    pub(crate) control: u64,
+    pub(crate) rank: u32,
+    pub(crate) ranks: u32,
+    pub(crate) domain: u32,
+    pub(crate) domains: u32,
+    pub(crate) world: u32,
+    pub(crate) world_rank: u32,
+    pub(crate) max_blocks: u32,
+    pub(crate) strict: u32,
+    pub(crate) call: u64,
+    pub(crate) limit: u64,
+    pub(crate) input: u64,
+    pub(crate) output: u64,
+    pub(crate) count: u64,
+    pub(crate) shape_hash: u64,
+    pub(crate) packed: u64,
+    pub(crate) fingerprint: u64,
+    pub(crate) bytes: u64,
+    pub(crate) segment: u64,
+    pub(crate) payload_half: u64,
+    pub(crate) rounds: u32,
+    pub(crate) root: u32,
+    pub(crate) outer: u64,
+    pub(crate) run: u64,
+    pub(crate) stride: u64,
+    pub(crate) offset: u64,
+    pub(crate) average: u32,
+    pub(crate) reserved: u32,
+}
+
+impl Default for Arguments {
+    fn default() -> Self {
+        Arguments {
+            signal: [0; MAX_RANKS],
+            control: 0,
+            rank: 0,
+            ranks: 0,
+            domain: 0,
+            domains: 0,
+            world: 0,
+            world_rank: 0,
+            max_blocks: 0,
+            strict: 0,
+            call: 0,
+            limit: 0,
+            input: 0,
+            output: 0,
+            count: 0,
+            shape_hash: 0,
+            packed: 0,
+            fingerprint: 0,
+            bytes: 0,
+            segment: 0,
+            payload_half: 0,
+            rounds: 1,
+            root: 0,
+            outer: 0,
+            run: 0,
+            stride: 0,
+            offset: 0,
+            average: 0,
+            reserved: 0,
+        }
+    }
+}
+
+/// Byte offsets in the control structure of a rank (`Control`, `Failure`, `Observed` in abi.h).
+pub(crate) mod control {
+    pub(crate) const BYTES: u64 = FAILURE + 128 + super::MAX_RANKS as u64 * OBSERVED_BYTES;
+    pub(crate) const STATE: u64 = 0;
+    pub(crate) const ABORT: u64 = super::LINE;
+    pub(crate) const FAILURE: u64 = 2 * super::LINE;
+    pub(crate) const CALL: u64 = FAILURE;
+    pub(crate) const EPOCH: u64 = FAILURE + 8;
+    pub(crate) const MISSING: u64 = FAILURE + 32;
+    pub(crate) const TICKS: u64 = FAILURE + 40;
+    /// `kind` in the low half, `peer` in the high half.
+    pub(crate) const KIND_PEER: u64 = FAILURE + 48;
+    /// `phase` in the low half, `domain` in the high half.
+    pub(crate) const PHASE_DOMAIN: u64 = FAILURE + 56;
+    pub(crate) const OBSERVED: u64 = FAILURE + 128;
+    pub(crate) const OBSERVED_BYTES: u64 = 32;
+}
+
+/// What the ranks must agree on besides count and shape, in one word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Packed {
+    pub(crate) collective: u8,
+    pub(crate) dtype: u8,
+    pub(crate) op: u8,
+    pub(crate) algorithm: u8,
+    pub(crate) root: u8,
+    pub(crate) blocks: u16,
+    pub(crate) slices: u8,
+}
+
+impl Packed {
+    pub(crate) fn to_word(self) -> u64 {
+        let [b0, b1] = self.blocks.to_le_bytes();
+        u64::from_le_bytes([self.collective, self.dtype, self.op, self.algorithm, self.root, b0, b1, self.slices])
+    }
+
+    pub(crate) fn from_word(word: u64) -> Self {
+        let [collective, dtype, op, algorithm, root, b0, b1, slices] = word.to_le_bytes();
+        Packed { collective, dtype, op, algorithm, root, blocks: u16::from_le_bytes([b0, b1]), slices }
+    }
+}
+
+/// A 64-bit hash of words that is the same on every machine (FNV-1a over the bytes).
+pub(crate) fn hash(words: impl IntoIterator<Item = u64>) -> u64 {
+    let mut h = 0xcbf2_9ce4_8422_2325u64;
+    for word in words {
+        for byte in word.to_le_bytes() {
+            h = (h ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+        }
+    }
+    h
+}
+
+#[cfg(all(test, feature = "cpu"))]
+mod tests {
+    use std::mem::{offset_of, size_of};
+
+    use super::*;
+    use crate::{
+        backend::cpu::driver::probe,
+        plan::chunk::{balanced, chunk},
+        signal::SignalLayout,
+    };
+
+    /// I10: every size, offset and limit is the same on both sides.
+    #[test]
+    fn i10_structures_and_limits_mirror_the_header() {
+        let expected: &[(u32, u64, &str)] = &[
+            (0, size_of::<Arguments>() as u64, "sizeof(Arguments)"),
+            (1, control::BYTES, "sizeof(Control)"),
+            (2, control::OBSERVED - control::FAILURE, "sizeof(Failure)"),
+            (3, LINE, "sizeof(Record)"),
+            (4, MAX_RANKS as u64, "kMaxRanks"),
+            (5, u64::from(MAX_BLOCKS), "kMaxBlocks"),
+            (6, VECTOR, "kVector"),
+            (10, offset_of!(Arguments, control) as u64, "Arguments::control"),
+            (11, offset_of!(Arguments, rank) as u64, "Arguments::rank"),
+            (12, offset_of!(Arguments, strict) as u64, "Arguments::strict"),
+            (13, offset_of!(Arguments, call) as u64, "Arguments::call"),
+            (14, offset_of!(Arguments, fingerprint) as u64, "Arguments::fingerprint"),
+            (15, offset_of!(Arguments, bytes) as u64, "Arguments::bytes"),
+            (16, offset_of!(Arguments, rounds) as u64, "Arguments::rounds"),
+            (17, offset_of!(Arguments, outer) as u64, "Arguments::outer"),
+            (18, offset_of!(Arguments, average) as u64, "Arguments::average"),
+            (20, control::ABORT, "Control::abort"),
+            (21, control::FAILURE, "Control::failure"),
+            (22, control::OBSERVED, "Control::observed"),
+            (23, control::MISSING - control::FAILURE, "Failure::missing"),
+            (24, control::KIND_PEER - control::FAILURE, "Failure::kind"),
+            (25, control::PHASE_DOMAIN - control::FAILURE + 12, "Failure::rank"),
+            (26, control::OBSERVED_BYTES - 8, "Observed::packed"),
+        ];
+        for (what, value, name) in expected {
+            assert_eq!(probe(*what, 0, 1, 0), *value, "{name}");
+        }
+        let device = <crate::Cpu as crate::Backend>::open(0).unwrap();
+        let tile = <crate::Cpu as crate::Backend>::properties(&device, 1).unwrap().tile;
+        assert_eq!(probe(7, 0, 1, 0), tile, "kTile");
+    }
+
+    #[test]
+    fn i10_layouts_agree_for_every_number_of_ranks() {
+        for ranks in 1..=MAX_RANKS {
+            for blocks in [1, 7, MAX_BLOCKS] {
+                let l = SignalLayout::new(ranks, blocks);
+                let ours = [l.cause, l.probe, l.domain, l.domain_stride, l.payload];
+                for (what, value) in (30..).zip(ours) {
+                    assert_eq!(
+                        probe(what, ranks as u64, l.domains as u32, blocks),
+                        value,
+                        "{ranks} ranks, field {what}"
+                    );
+                }
+            }
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn chunk_arithmetic_agrees(n in 0u64..1 << 45, parts in 1u32..=64, index in 0u32..64) {
+            let index = index % parts;
+            let (a, b) = (balanced(n, parts.into(), index.into()), chunk(n, parts.into(), index.into()));
+            let theirs: Vec<u64> = (40..44).map(|what| probe(what, n, parts, index)).collect();
+            proptest::prop_assert_eq!(theirs, vec![a.start, a.end, b.start, b.end]);
+        }
+    }
+}

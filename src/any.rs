@@ -1,0 +1,75 @@
+//! The backends by name, for who chooses one at run time.
+
+use std::{fmt, str::FromStr};
+
+use crate::error::{Error, Result};
+
+/// A backend, compiled in or not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum BackendKind {
+    /// Feature `cpu`.
+    Cpu,
+    /// Feature `cuda`.
+    Cuda,
+    /// Feature `rocm`.
+    Rocm,
+}
+
+impl BackendKind {
+    /// Every backend.
+    pub const ALL: [BackendKind; 3] = [BackendKind::Cpu, BackendKind::Cuda, BackendKind::Rocm];
+
+    /// The cargo feature that brings it, and its name on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            BackendKind::Cpu => "cpu",
+            BackendKind::Cuda => "cuda",
+            BackendKind::Rocm => "rocm",
+        }
+    }
+
+    /// Whether its feature is on.
+    pub const fn is_compiled(self) -> bool {
+        match self {
+            BackendKind::Cpu => cfg!(feature = "cpu"),
+            BackendKind::Cuda => cfg!(feature = "cuda"),
+            BackendKind::Rocm => cfg!(feature = "rocm"),
+        }
+    }
+
+    /// Says whether it can be used at all.
+    ///
+    /// # Errors
+    /// [`Error::NotCompiled`] without its feature; [`Error::Unsupported`] for a backend that this
+    /// version does not have yet.
+    pub fn check(self) -> Result<()> {
+        if !self.is_compiled() {
+            return Err(Error::NotCompiled { feature: self.name() });
+        }
+        match self {
+            BackendKind::Cpu => Ok(()),
+            BackendKind::Cuda | BackendKind::Rocm => Err(Error::Unsupported {
+                operation: "backend",
+                what: format!("the {self} backend is not part of this version; use cpu"),
+            }),
+        }
+    }
+}
+
+impl fmt::Display for BackendKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for BackendKind {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        BackendKind::ALL.into_iter().find(|b| b.name() == s).ok_or_else(|| {
+            let names: Vec<_> = BackendKind::ALL.iter().map(|b| b.name()).collect();
+            format!("unknown backend `{s}`; the backends are {}", names.join(", "))
+        })
+    }
+}

@@ -1,0 +1,163 @@
+//! The CPU as a machine of virtual devices: a backend for use (tests, laptops, inference on CPUs),
+//! not a mock. A rank is a thread, a block is a thread, and the kernels are the same source that the
+//! GPUs run.
+
+mod device;
+pub(crate) mod driver;
+mod memory;
+mod stream;
+
+use std::time::Instant;
+
+pub use device::CpuDevice;
+pub use stream::{CpuEvent, CpuStream};
+
+use super::{Backend, Fault, MemoryKind, Properties};
+use crate::{
+    abi::{Arguments, MAX_BLOCKS, MAX_RANKS},
+    plan::Kernel,
+};
+
+/// The CPU backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cpu;
+
+/// A kernel of the CPU backend.
+#[derive(Clone, Copy, Debug)]
+pub struct CpuFunction(driver::Entry);
+
+impl Backend for Cpu {
+    const NAME: &'static str = "cpu";
+    type Device = CpuDevice;
+    type Stream = CpuStream;
+    type Event = CpuEvent;
+    type Function = CpuFunction;
+
+    fn device_count() -> Result<usize, Fault> {
+        Ok(MAX_RANKS)
+    }
+
+    fn open(ordinal: usize) -> Result<CpuDevice, Fault> {
+        CpuDevice::open(ordinal)
+    }
+
+    fn ordinal(device: &CpuDevice) -> usize {
+        device.ordinal()
+    }
+
+    fn properties(device: &CpuDevice, ranks: usize) -> Result<Properties, Fault> {
+        Ok(device.properties(ranks))
+    }
+
+    fn can_access_peer(_from: &CpuDevice, _to: &CpuDevice) -> Result<bool, Fault> {
+        Ok(true)
+    }
+
+    fn enable_peer_access(_from: &CpuDevice, _to: &CpuDevice) -> Result<(), Fault> {
+        Ok(())
+    }
+
+    fn allocate(_device: &CpuDevice, _kind: MemoryKind, bytes: usize) -> Result<u64, Fault> {
+        memory::allocate(bytes)
+    }
+
+    unsafe fn free(_device: &CpuDevice, _kind: MemoryKind, address: u64, bytes: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { memory::free(address, bytes) }
+    }
+
+    fn load(_device: &CpuDevice) -> Result<Vec<CpuFunction>, Fault> {
+        let exported = driver::kernels()?;
+        Kernel::all()
+            .map(|kernel| {
+                let name = kernel.name();
+                let found = exported.iter().find(|(n, _)| *n == name);
+                found
+                    .map(|(_, entry)| CpuFunction(*entry))
+                    .ok_or_else(|| Fault::new("load", 0, format!("no kernel {name}")))
+            })
+            .collect()
+    }
+
+    fn resident_blocks(_device: &CpuDevice, _function: CpuFunction) -> Result<u32, Fault> {
+        // Blocks are threads: as many as asked for run at the same time, by turns.
+        Ok(MAX_BLOCKS)
+    }
+
+    fn create_stream(device: &CpuDevice) -> Result<CpuStream, Fault> {
+        CpuStream::new(device)
+    }
+
+    fn device_of(stream: &CpuStream) -> CpuDevice {
+        stream.device()
+    }
+
+    unsafe fn launch(
+        stream: &CpuStream,
+        _kernel: Kernel,
+        function: CpuFunction,
+        blocks: u32,
+        arguments: &Arguments,
+    ) -> Result<(), Fault> {
+        stream.launch(function.0, blocks, arguments)
+    }
+
+    unsafe fn copy(stream: &CpuStream, to: u64, from: u64, bytes: usize) -> Result<(), Fault> {
+        stream.copy(to, from, bytes);
+        Ok(())
+    }
+
+    unsafe fn fill(stream: &CpuStream, to: u64, byte: u8, bytes: usize) -> Result<(), Fault> {
+        stream.fill(to, byte, bytes);
+        Ok(())
+    }
+
+    fn record(stream: &CpuStream) -> Result<CpuEvent, Fault> {
+        Ok(stream.record())
+    }
+
+    fn wait_event(stream: &CpuStream, event: &CpuEvent) -> Result<(), Fault> {
+        stream.wait_event(event);
+        Ok(())
+    }
+
+    fn wait(event: &CpuEvent, deadline: Option<Instant>) -> Result<bool, Fault> {
+        Ok(event.wait(deadline))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// kernel_list.def and plan/kernel.rs name the same kernels.
+    #[test]
+    fn every_kernel_is_exported_and_nothing_else() {
+        let mut exported: Vec<_> = driver::kernels().unwrap().into_iter().map(|(n, _)| n.to_owned()).collect();
+        let mut known: Vec<_> = Kernel::all().map(Kernel::name).collect();
+        exported.sort();
+        known.sort();
+        assert_eq!(exported, known);
+    }
+
+    #[test]
+    fn a_stream_works_in_order_and_across_streams() {
+        let device = CpuDevice::open(0).unwrap();
+        let (one, two) = (CpuStream::new(&device).unwrap(), CpuStream::new(&device).unwrap());
+        let mut data = vec![0u8; 1 << 20];
+        let at = data.as_mut_ptr() as u64;
+        one.fill(at, 1, 1 << 20);
+        one.fill(at, 2, 1 << 19);
+        two.wait_event(&one.record());
+        two.copy(at + (1 << 19), at, 1 << 18);
+        assert!(two.record().wait(None));
+        assert!(data[..(1 << 19) + (1 << 18)].iter().all(|x| *x == 2));
+        assert!(data[(1 << 19) + (1 << 18)..].iter().all(|x| *x == 1));
+    }
+
+    #[test]
+    fn an_allocation_that_cannot_be_is_an_error() {
+        assert_eq!(memory::allocate(usize::MAX / 2).unwrap_err().call, "allocate");
+        assert_eq!(memory::allocate(usize::MAX).unwrap_err().call, "allocate");
+    }
+}

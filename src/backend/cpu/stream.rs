@@ -1,0 +1,353 @@
+//! A stream is a thread that works off a queue, and a crew of further threads for launches of more
+//! than one block. Threads are started once and parked; a stream that is dropped finishes its queue
+//! and goes.
+
+use std::{
+    collections::VecDeque,
+    fmt,
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::{
+    super::Fault,
+    device::CpuDevice,
+    driver::{self, Entry},
+};
+use crate::abi::Arguments;
+
+/// An ordered queue of work of one virtual device.
+#[derive(Clone)]
+pub struct CpuStream {
+    owner: Arc<Owner>,
+}
+
+/// The point in a stream after its `ticket`-th job.
+#[derive(Clone, Debug)]
+pub struct CpuEvent {
+    queue: Arc<Queue>,
+    ticket: u64,
+}
+
+/// Ends the thread when the last clone of the stream goes.
+struct Owner {
+    device: CpuDevice,
+    queue: Arc<Queue>,
+}
+
+#[derive(Debug)]
+struct Queue {
+    pending: Mutex<Pending>,
+    /// The worker waits for jobs here, others for their completion.
+    changed: Condvar,
+    completed: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Pending {
+    jobs: VecDeque<Job>,
+    submitted: u64,
+    ended: bool,
+    worker_sleeps: bool,
+    sleepers: usize,
+    crew: Vec<Arc<Helper>>,
+}
+
+enum Job {
+    Launch { entry: Entry, blocks: u32, arguments: Arguments, crew: Vec<Arc<Helper>> },
+    Copy { to: u64, from: u64, bytes: usize },
+    Fill { to: u64, byte: u8, bytes: usize },
+    Wait(CpuEvent),
+}
+
+impl fmt::Debug for Job {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Job::Launch { .. } => "Launch",
+            Job::Copy { .. } => "Copy",
+            Job::Fill { .. } => "Fill",
+            Job::Wait(_) => "Wait",
+        })
+    }
+}
+
+impl fmt::Debug for CpuStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CpuStream(device {})", self.owner.device.ordinal())
+    }
+}
+
+impl PartialEq for CpuStream {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.owner, &other.owner)
+    }
+}
+
+/// A panic cannot leave the queue half changed, so a poisoned lock is as good as any.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<(), Fault> {
+    thread::Builder::new()
+        .name(name)
+        .spawn(move || {
+            driver::begin_thread();
+            body();
+        })
+        .map(drop)
+        .map_err(|e| Fault::new("thread", e.raw_os_error().unwrap_or(0).into(), e.to_string()))
+}
+
+impl CpuStream {
+    pub(super) fn new(device: &CpuDevice) -> Result<Self, Fault> {
+        let queue = Arc::new(Queue {
+            pending: Mutex::new(Pending { jobs: VecDeque::with_capacity(16), ..Pending::default() }),
+            changed: Condvar::new(),
+            completed: AtomicU64::new(0),
+        });
+        let worker = queue.clone();
+        spawn(format!("crossccl cpu {}", device.ordinal()), move || worker.work())?;
+        Ok(CpuStream { owner: Arc::new(Owner { device: device.clone(), queue }) })
+    }
+
+    pub(super) fn device(&self) -> CpuDevice {
+        self.owner.device.clone()
+    }
+
+    pub(super) fn launch(&self, entry: Entry, blocks: u32, arguments: &Arguments) -> Result<(), Fault> {
+        let queue = &self.owner.queue;
+        let mut pending = lock(&queue.pending);
+        while pending.crew.len() + 1 < blocks as usize {
+            let number = pending.crew.len() + 1;
+            pending.crew.push(Helper::start(self.owner.device.ordinal(), number)?);
+        }
+        let crew = pending.crew[..blocks.saturating_sub(1) as usize].to_vec();
+        queue.push(pending, Job::Launch { entry, blocks, arguments: arguments.clone(), crew });
+        Ok(())
+    }
+
+    pub(super) fn copy(&self, to: u64, from: u64, bytes: usize) {
+        self.submit(Job::Copy { to, from, bytes });
+    }
+
+    pub(super) fn fill(&self, to: u64, byte: u8, bytes: usize) {
+        self.submit(Job::Fill { to, byte, bytes });
+    }
+
+    pub(super) fn wait_event(&self, event: &CpuEvent) {
+        if !Arc::ptr_eq(&event.queue, &self.owner.queue) {
+            self.submit(Job::Wait(event.clone()));
+        }
+    }
+
+    pub(super) fn record(&self) -> CpuEvent {
+        let ticket = lock(&self.owner.queue.pending).submitted;
+        CpuEvent { queue: self.owner.queue.clone(), ticket }
+    }
+
+    fn submit(&self, job: Job) {
+        let queue = &self.owner.queue;
+        queue.push(lock(&queue.pending), job);
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        lock(&self.queue.pending).ended = true;
+        self.queue.changed.notify_all();
+    }
+}
+
+impl CpuEvent {
+    fn passed(&self) -> bool {
+        self.queue.completed.load(Ordering::Acquire) >= self.ticket
+    }
+
+    pub(super) fn wait(&self, deadline: Option<Instant>) -> bool {
+        // A short collective is over before a sleep would have begun.
+        for _ in 0..64 {
+            if self.passed() {
+                return true;
+            }
+            thread::yield_now();
+        }
+        let mut pending = lock(&self.queue.pending);
+        while !self.passed() {
+            let left = match deadline {
+                None => Duration::from_secs(3600),
+                Some(deadline) => match deadline.checked_duration_since(Instant::now()) {
+                    None | Some(Duration::ZERO) => return false,
+                    Some(left) => left,
+                },
+            };
+            pending.sleepers += 1;
+            pending = self.queue.changed.wait_timeout(pending, left).unwrap_or_else(PoisonError::into_inner).0;
+            pending.sleepers -= 1;
+        }
+        true
+    }
+}
+
+impl Queue {
+    fn push(&self, mut pending: MutexGuard<'_, Pending>, job: Job) {
+        pending.jobs.push_back(job);
+        pending.submitted += 1;
+        let wake = pending.worker_sleeps;
+        drop(pending);
+        if wake {
+            self.changed.notify_all();
+        }
+    }
+
+    fn work(&self) {
+        while let Some(job) = self.next() {
+            job.run();
+            self.completed.fetch_add(1, Ordering::Release);
+            // Under the lock, or a sleeper that has just looked would miss it.
+            let sleepers = lock(&self.pending).sleepers;
+            if sleepers > 0 {
+                self.changed.notify_all();
+            }
+        }
+        // Only now: jobs that were still queued when the stream was dropped needed them.
+        for helper in lock(&self.pending).crew.drain(..) {
+            helper.set(HelperState::Ended);
+        }
+    }
+
+    fn next(&self) -> Option<Job> {
+        for _ in 0..64 {
+            let mut pending = lock(&self.pending);
+            if let Some(job) = pending.jobs.pop_front() {
+                return Some(job);
+            }
+            if pending.ended {
+                return None;
+            }
+            drop(pending);
+            thread::yield_now();
+        }
+        let mut pending = lock(&self.pending);
+        loop {
+            if let Some(job) = pending.jobs.pop_front() {
+                return Some(job);
+            }
+            if pending.ended {
+                return None;
+            }
+            pending.worker_sleeps = true;
+            pending = self.changed.wait(pending).unwrap_or_else(PoisonError::into_inner);
+            pending.worker_sleeps = false;
+        }
+    }
+}
+
+impl Job {
+    fn run(&self) {
+        match self {
+            Job::Launch { entry, blocks, arguments, crew } => {
+                for (helper, block) in crew.iter().zip(1..) {
+                    helper.begin(Piece { entry: *entry, arguments, block, blocks: *blocks });
+                }
+                // SAFETY: whoever enqueued the launch promised that what the arguments point to is
+                // valid until it is complete.
+                unsafe { entry(arguments, 0, *blocks) };
+                for helper in crew {
+                    helper.join();
+                }
+            }
+            Job::Copy { to, from, bytes } => {
+                // SAFETY: whoever enqueued the copy promised that both ranges are valid; `copy`
+                // allows them to overlap.
+                unsafe { std::ptr::copy(*from as *const u8, *to as *mut u8, *bytes) };
+            }
+            Job::Fill { to, byte, bytes } => {
+                // SAFETY: whoever enqueued the fill promised that the range is valid.
+                unsafe { std::ptr::write_bytes(*to as *mut u8, *byte, *bytes) };
+            }
+            Job::Wait(event) => {
+                event.wait(None);
+            }
+        }
+    }
+}
+
+/// A thread that runs one block of its stream's launches.
+#[derive(Debug, Default)]
+struct Helper {
+    state: Mutex<HelperState>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+enum HelperState {
+    #[default]
+    Idle,
+    Work(Piece),
+    Working,
+    Ended,
+}
+
+#[derive(Debug)]
+struct Piece {
+    entry: Entry,
+    arguments: *const Arguments,
+    block: u32,
+    blocks: u32,
+}
+
+// SAFETY: the arguments are owned by the stream's thread, which waits for the helper before it lets
+// them go, and are only read.
+unsafe impl Send for Piece {}
+
+impl Helper {
+    fn start(device: usize, number: usize) -> Result<Arc<Self>, Fault> {
+        let helper = Arc::new(Helper::default());
+        let worker = helper.clone();
+        spawn(format!("crossccl cpu {device}.{number}"), move || worker.work())?;
+        Ok(helper)
+    }
+
+    fn begin(&self, piece: Piece) {
+        self.set(HelperState::Work(piece));
+    }
+
+    fn join(&self) {
+        let mut state = lock(&self.state);
+        while !matches!(*state, HelperState::Idle) {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn set(&self, to: HelperState) {
+        *lock(&self.state) = to;
+        self.changed.notify_all();
+    }
+
+    fn work(&self) {
+        let mut state = lock(&self.state);
+        loop {
+            match std::mem::replace(&mut *state, HelperState::Working) {
+                HelperState::Work(piece) => {
+                    drop(state);
+                    // SAFETY: as for the stream's own block.
+                    unsafe { (piece.entry)(piece.arguments, piece.block, piece.blocks) };
+                    state = lock(&self.state);
+                    *state = HelperState::Idle;
+                    self.changed.notify_all();
+                }
+                HelperState::Ended => {
+                    *state = HelperState::Ended;
+                    return;
+                }
+                other => *state = other,
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}

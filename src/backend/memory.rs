@@ -1,0 +1,121 @@
+//! Owned memory of any backend.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, AtomicU64, Ordering},
+};
+
+use super::{Backend, Fault, MemoryKind};
+
+/// Memory of one device, given back when the last owner goes.
+#[derive(Debug)]
+pub(crate) struct Allocation<B: Backend> {
+    device: B::Device,
+    kind: MemoryKind,
+    address: u64,
+    bytes: usize,
+    /// Set while a failed collective may still touch it: until `reset`.
+    borrowed: AtomicBool,
+    /// Never give it back: a kernel that cannot be stopped may use it.
+    leaked: AtomicBool,
+}
+
+impl<B: Backend> Allocation<B> {
+    pub(crate) fn new(device: &B::Device, kind: MemoryKind, bytes: usize) -> Result<Arc<Self>, Fault> {
+        let address = if bytes == 0 { 0 } else { B::allocate(device, kind, bytes)? };
+        Ok(Arc::new(Allocation {
+            device: device.clone(),
+            kind,
+            address,
+            bytes,
+            borrowed: AtomicBool::new(false),
+            leaked: AtomicBool::new(false),
+        }))
+    }
+
+    pub(crate) fn address(&self) -> u64 {
+        self.address
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub(crate) fn set_borrowed(&self, borrowed: bool) {
+        self.borrowed.store(borrowed, Ordering::Release);
+    }
+
+    pub(crate) fn is_borrowed(&self) -> bool {
+        self.borrowed.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn leak(&self) {
+        self.leaked.store(true, Ordering::Release);
+    }
+
+    /// Copies `to.len()` bytes from `offset` on, after everything enqueued on `stream`.
+    pub(crate) fn read(&self, stream: &B::Stream, offset: usize, to: &mut [u8]) -> Result<(), Fault> {
+        self.check(offset, to.len())?;
+        if to.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: the range was checked; `to` and `self` outlive the wait.
+        unsafe { B::copy(stream, to.as_mut_ptr() as u64, self.address + offset as u64, to.len())? };
+        finish::<B>(stream)
+    }
+
+    /// Copies `from` to `offset`, after everything enqueued on `stream`.
+    pub(crate) fn write(&self, stream: &B::Stream, offset: usize, from: &[u8]) -> Result<(), Fault> {
+        self.check(offset, from.len())?;
+        if from.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: as above.
+        unsafe { B::copy(stream, self.address + offset as u64, from.as_ptr() as u64, from.len())? };
+        finish::<B>(stream)
+    }
+
+    /// Fills the whole with one byte, after everything enqueued on `stream`.
+    pub(crate) fn fill(&self, stream: &B::Stream, byte: u8) -> Result<(), Fault> {
+        if self.bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: the whole allocation, which outlives the wait.
+        unsafe { B::fill(stream, self.address, byte, self.bytes)? };
+        finish::<B>(stream)
+    }
+
+    /// A 64-bit word of host memory, shared with the device. `None` outside, or for other memory.
+    pub(crate) fn word(&self, offset: u64) -> Option<&AtomicU64> {
+        let inside = offset.checked_add(8).is_some_and(|end| end <= self.bytes as u64);
+        if self.kind != MemoryKind::Host || !inside || !offset.is_multiple_of(8) {
+            return None;
+        }
+        // SAFETY: inside the allocation, aligned (the base is to 128), host memory, alive as long as
+        // the reference, and all parties use atomic accesses.
+        Some(unsafe { AtomicU64::from_ptr((self.address + offset) as *mut u64) })
+    }
+
+    fn check(&self, offset: usize, bytes: usize) -> Result<(), Fault> {
+        match offset.checked_add(bytes) {
+            Some(end) if end <= self.bytes => Ok(()),
+            _ => Err(Fault::new("copy", 0, format!("{bytes} bytes at {offset} of an allocation of {}", self.bytes))),
+        }
+    }
+}
+
+fn finish<B: Backend>(stream: &B::Stream) -> Result<(), Fault> {
+    // Without a limit: a copy must not outlive the slice it works on. Collectives in front of it
+    // have their own limit.
+    B::wait(&B::record(stream)?, None).map(drop)
+}
+
+impl<B: Backend> Drop for Allocation<B> {
+    fn drop(&mut self) {
+        if self.bytes > 0 && !self.leaked.load(Ordering::Acquire) {
+            // SAFETY: it came from `allocate` with these arguments; collectives that use it hold an
+            // owner of their own until they are complete.
+            unsafe { B::free(&self.device, self.kind, self.address, self.bytes) };
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! What a backend is.
+//!
+//! The contract in prose, for whoever writes one:
+//!
+//! * A backend does what it is told and nothing else: it opens devices, allocates, loads kernels,
+//!   orders work on streams. It does no arithmetic on elements and knows no collective. Everything
+//!   that can be foreseen was validated above, once, for all backends; a backend reports only what
+//!   could not be foreseen, as a [`Fault`]: which call, which code, what it is called.
+//! * Nothing panics. Nothing waits without being asked to.
+//! * Handles are cheap to clone and usable from any thread. The caller's current device or context
+//!   is as it was when a method returns.
+//! * Work on one stream is done in order. A launch returns as soon as it is enqueued. All blocks of
+//!   a launch run at the same time: the layers above ask [`Backend::resident_blocks`] first.
+//! * Memory of [`MemoryKind::Signal`] is coherent between all devices while kernels run; memory of
+//!   [`MemoryKind::Host`] likewise between host and device.
+
+#![allow(unsafe_code)]
+
+use std::{fmt, time::Instant};
+
+pub(crate) mod memory;
+
+cfg_if::cfg_if! {
+    if #[cfg(feature = "cpu")] {
+        pub(crate) mod cpu;
+    }
+}
+
+use crate::{abi::Arguments, plan::Kernel};
+
+/// What a driver or the operating system answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Fault {
+    /// The call.
+    pub call: &'static str,
+    /// Its code.
+    pub code: i64,
+    /// The code's name or text.
+    pub name: String,
+}
+
+impl Fault {
+    /// A fault of `call`.
+    pub fn new(call: &'static str, code: i64, name: impl Into<String>) -> Self {
+        Fault { call, code, name: name.into() }
+    }
+}
+
+/// What memory is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum MemoryKind {
+    /// Data of one device, readable by its peers.
+    Device,
+    /// Signal buffers: written by peers while kernels poll it.
+    Signal,
+    /// Host memory that the device reaches while kernels run.
+    Host,
+}
+
+/// Facts about a device.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Properties {
+    /// For people.
+    pub name: String,
+    /// Blocks that a launch should have at most when `ranks` ranks of one communicator are busy on
+    /// this machine and nothing was asked for.
+    pub preferred_blocks: u32,
+    /// Bytes that one block takes at a time (`kTile` of the target).
+    pub tile: u64,
+    /// Threads of a block.
+    pub threads: u32,
+    /// Rate of the device clock.
+    pub ticks_per_second: u64,
+}
+
+/// A kind of device: how to open, allocate, order and launch.
+///
+/// Addresses are `u64`: device memory has no Rust provenance, and a pointer type would invite a
+/// dereference.
+pub trait Backend: Sized + fmt::Debug + Send + Sync + 'static {
+    /// `cpu`, `cuda`, `hip`.
+    const NAME: &'static str;
+    /// An opened device.
+    type Device: Clone + fmt::Debug + PartialEq + Send + Sync;
+    /// An ordered queue of work of one device.
+    type Stream: Clone + fmt::Debug + PartialEq + Send + Sync;
+    /// A point in a stream.
+    type Event: Clone + fmt::Debug + Send + Sync;
+    /// A loaded kernel of one device.
+    type Function: Copy + fmt::Debug + Send + Sync;
+
+    /// How many devices [`open`](Self::open) knows. No device at all is an error that says what was
+    /// looked for.
+    fn device_count() -> Result<usize, Fault>;
+    /// Opens a device; `ordinal` is below the count.
+    fn open(ordinal: usize) -> Result<Self::Device, Fault>;
+    /// The ordinal it was opened with.
+    fn ordinal(device: &Self::Device) -> usize;
+    /// Facts about it, for a communicator of `ranks` ranks on this machine.
+    fn properties(device: &Self::Device, ranks: usize) -> Result<Properties, Fault>;
+    /// Whether kernels of `from` can read and write memory of `to`.
+    fn can_access_peer(from: &Self::Device, to: &Self::Device) -> Result<bool, Fault>;
+    /// Makes it so. Already enabled is success.
+    fn enable_peer_access(from: &Self::Device, to: &Self::Device) -> Result<(), Fault>;
+
+    /// Zeroed memory of at least `bytes` (above 0), aligned to 128 bytes.
+    fn allocate(device: &Self::Device, kind: MemoryKind, bytes: usize) -> Result<u64, Fault>;
+    /// Gives memory back.
+    ///
+    /// # Safety
+    /// `address` came from [`allocate`](Self::allocate) with the same other arguments, is given back
+    /// once, and nothing uses it any more.
+    unsafe fn free(device: &Self::Device, kind: MemoryKind, address: u64, bytes: usize);
+
+    /// Loads every kernel, so that no first use loads one while a peer spins (case A1). In the order
+    /// of [`Kernel::all`].
+    fn load(device: &Self::Device) -> Result<Vec<Self::Function>, Fault>;
+    /// Blocks of `function` that the device can run at the same time.
+    fn resident_blocks(device: &Self::Device, function: Self::Function) -> Result<u32, Fault>;
+
+    /// A new stream.
+    fn create_stream(device: &Self::Device) -> Result<Self::Stream, Fault>;
+    /// The device of a stream.
+    fn device_of(stream: &Self::Stream) -> Self::Device;
+    /// Enqueues a launch.
+    ///
+    /// # Safety
+    /// What the arguments point to is valid until the launch is complete.
+    unsafe fn launch(
+        stream: &Self::Stream,
+        kernel: Kernel,
+        function: Self::Function,
+        blocks: u32,
+        arguments: &Arguments,
+    ) -> Result<(), Fault>;
+    /// Enqueues a copy between any two addresses, host or device.
+    ///
+    /// # Safety
+    /// Both ranges are valid until it is complete.
+    unsafe fn copy(stream: &Self::Stream, to: u64, from: u64, bytes: usize) -> Result<(), Fault>;
+    /// Enqueues a fill with one byte.
+    ///
+    /// # Safety
+    /// The range is valid until it is complete.
+    unsafe fn fill(stream: &Self::Stream, to: u64, byte: u8, bytes: usize) -> Result<(), Fault>;
+    /// The point after everything enqueued so far.
+    fn record(stream: &Self::Stream) -> Result<Self::Event, Fault>;
+    /// Makes what is enqueued on `stream` from now on wait for `event`, of any stream.
+    fn wait_event(stream: &Self::Stream, event: &Self::Event) -> Result<(), Fault>;
+    /// Blocks until the event has passed; false if `deadline` passed first.
+    fn wait(event: &Self::Event, deadline: Option<Instant>) -> Result<bool, Fault>;
+}

@@ -1,0 +1,170 @@
+//! Broadcast: the root's input to every rank's output.
+
+use smallvec::SmallVec;
+
+use super::{
+    Options, Prepared, Span, bytes_of, check_address, check_len, check_overlaps, check_view, invalid, option_setters,
+};
+use crate::{
+    backend::Backend,
+    buffer::View,
+    communicator::Shared,
+    dtype::DType,
+    error::Result,
+    plan::request::{Collective, Request},
+    rank::Rank,
+    raw::RawRank,
+};
+
+const OPERATION: &str = "broadcast";
+
+/// A broadcast from one rank to all. Any dtype, any element-aligned address, any length; every bit
+/// pattern arrives unchanged.
+///
+/// A rank number is enough where the options are left alone:
+/// `comm.broadcast(&input, &mut outputs, 0)`.
+#[derive(Clone, Debug)]
+pub struct Broadcast {
+    pub(crate) root: Rank,
+    pub(crate) options: Options,
+}
+
+impl Broadcast {
+    /// A broadcast from `root`.
+    pub fn from_root(root: impl Into<Rank>) -> Self {
+        Broadcast { root: root.into(), options: Options::default() }
+    }
+
+    option_setters!();
+}
+
+impl From<usize> for Broadcast {
+    fn from(root: usize) -> Self {
+        Broadcast::from_root(root)
+    }
+}
+
+impl From<Rank> for Broadcast {
+    fn from(root: Rank) -> Self {
+        Broadcast::from_root(root)
+    }
+}
+
+impl Broadcast {
+    fn root<B: Backend>(&self, shared: &Shared<B>) -> Result<usize> {
+        let ranks = shared.ranks.len();
+        if self.root.index() < ranks {
+            return Ok(self.root.index());
+        }
+        Err(invalid(OPERATION, None, "root", format!("a rank from 0 to {}", ranks - 1), self.root))
+    }
+
+    fn request<B: Backend>(&self, shared: &Shared<B>, root: usize, count: u64, dtype: DType) -> Request {
+        Request { ranks: shared.ranks.len(), dtype, count, collective: Collective::Broadcast { root } }
+    }
+
+    /// All ranks at once: `input` is the root's, `outputs` are one a rank. An output of the root
+    /// that equals the input is in place.
+    pub(crate) fn prepare_all<B: Backend>(
+        &self,
+        shared: &Shared<B>,
+        input: &View<B>,
+        outputs: &[View<B>],
+    ) -> Result<SmallVec<[Prepared; 8]>> {
+        let root = self.root(shared)?;
+        check_len(OPERATION, "outputs", shared.ranks.len(), outputs.len())?;
+        check_view(shared, OPERATION, root, "input", input, input.dtype)?;
+        for (rank, output) in outputs.iter().enumerate() {
+            check_view(shared, OPERATION, rank, "output", output, input.dtype)?;
+            if output.count != input.count {
+                let expected = format!("{} elements, as the input of the root", input.count);
+                return Err(invalid(OPERATION, Some(rank), "output", expected, output.count));
+            }
+        }
+        let ranks: SmallVec<[RawRank; 8]> =
+            outputs.iter().map(|o| RawRank { send: input.address, recv: o.address }).collect();
+        self.prepare_all_raw(shared, &ranks, input.count, input.dtype)
+    }
+
+    /// All ranks at once, by address.
+    pub(crate) fn prepare_all_raw<B: Backend>(
+        &self,
+        shared: &Shared<B>,
+        ranks: &[RawRank],
+        count: u64,
+        dtype: DType,
+    ) -> Result<SmallVec<[Prepared; 8]>> {
+        let root = self.root(shared)?;
+        check_len(OPERATION, "ranks", shared.ranks.len(), ranks.len())?;
+        let bytes = bytes_of(OPERATION, root, count, dtype)?;
+        let input = (root, Span { address: ranks[root].send, bytes });
+        check_address(OPERATION, root, "input", input.1, dtype)?;
+        let mut outputs = SmallVec::<[(usize, Span); 8]>::new();
+        for (rank, raw) in ranks.iter().enumerate() {
+            let output = Span { address: raw.recv, bytes };
+            check_address(OPERATION, rank, "output", output, dtype)?;
+            outputs.push((rank, output));
+        }
+        check_overlaps(OPERATION, &[input], &outputs, |i, o| i == o)?;
+        let request = self.request(shared, root, count, dtype);
+        let plan = self.options.plan(shared, &request)?;
+        let _span = self.options.span(&request, &plan, shared).entered();
+        Ok((ranks.iter().enumerate())
+            .map(|(rank, raw)| {
+                let send = if rank == root { raw.send } else { 0 };
+                self.options.prepare(shared, rank, shared.ranks.len(), request.clone(), plan, [send, raw.recv])
+            })
+            .collect())
+    }
+
+    /// One rank's part: `input` is looked at on the root only.
+    pub(crate) fn prepare_one<B: Backend>(
+        &self,
+        shared: &Shared<B>,
+        rank: usize,
+        input: Option<&View<B>>,
+        output: &View<B>,
+    ) -> Result<Prepared> {
+        let root = self.root(shared)?;
+        let dtype = output.dtype;
+        check_view(shared, OPERATION, rank, "output", output, dtype)?;
+        let mut raw = RawRank { send: 0, recv: output.address };
+        if rank == root {
+            let Some(input) = input else {
+                return Err(invalid(OPERATION, Some(rank), "input", "one, since this rank is the root", "none"));
+            };
+            check_view(shared, OPERATION, rank, "input", input, dtype)?;
+            if input.count != output.count {
+                let expected = format!("{} elements, as the output", output.count);
+                return Err(invalid(OPERATION, Some(rank), "input", expected, input.count));
+            }
+            raw.send = input.address;
+        }
+        self.prepare_one_raw(shared, rank, raw, output.count, dtype)
+    }
+
+    /// One rank's part, by address.
+    pub(crate) fn prepare_one_raw<B: Backend>(
+        &self,
+        shared: &Shared<B>,
+        rank: usize,
+        raw: RawRank,
+        count: u64,
+        dtype: DType,
+    ) -> Result<Prepared> {
+        let root = self.root(shared)?;
+        let bytes = bytes_of(OPERATION, rank, count, dtype)?;
+        let output = (rank, Span { address: raw.recv, bytes });
+        check_address(OPERATION, rank, "output", output.1, dtype)?;
+        let send = if rank == root { raw.send } else { 0 };
+        if rank == root {
+            let input = (rank, Span { address: send, bytes });
+            check_address(OPERATION, rank, "input", input.1, dtype)?;
+            check_overlaps(OPERATION, &[input], &[output], |i, o| i == o)?;
+        }
+        let request = self.request(shared, root, count, dtype);
+        let plan = self.options.plan(shared, &request)?;
+        let _span = self.options.span(&request, &plan, shared).entered();
+        Ok(self.options.prepare(shared, rank, shared.ranks.len(), request, plan, [send, raw.recv]))
+    }
+}

@@ -1,0 +1,284 @@
+//! What was asked: request types, validation for all ranks, and the way from a request to launches.
+//! Generic over the backend and free of `cfg`.
+
+mod broadcast;
+mod reduce_scatter;
+
+use std::{borrow::Cow, fmt, time::Duration};
+
+pub use broadcast::Broadcast;
+pub use reduce_scatter::ReduceScatter;
+
+use crate::{
+    backend::Backend,
+    buffer::View,
+    communicator::Shared,
+    dtype::DType,
+    error::{Error, Result},
+    plan::{
+        Algorithm, Plan,
+        request::Request,
+        select::{NoPlan, select},
+    },
+    rank::Rank,
+};
+
+/// Which peers must have come with the same operation before a rank touches anything.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Agreement {
+    /// Those that the rank depends on: a broadcast's receiver waits for the root alone. A rank whose
+    /// dependencies all came may return `Ok` although another pair disagrees; its next call then
+    /// returns [`Error::Poisoned`].
+    #[default]
+    Dependent,
+    /// All ranks of the group: on a disagreement every rank fails. Costs the wait for the last rank.
+    Strict,
+}
+
+/// Options that every collective has.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Options {
+    pub(crate) algorithm: Algorithm,
+    pub(crate) max_blocks: Option<u32>,
+    /// `Some(None)`: no limit.
+    pub(crate) timeout: Option<Option<Duration>>,
+    pub(crate) agreement: Option<Agreement>,
+    pub(crate) label: Cow<'static, str>,
+    pub(crate) target: Cow<'static, str>,
+}
+
+/// The setters of [`Options`], for each request type.
+macro_rules! option_setters {
+    () => {
+        /// Forces an algorithm. Default: the planner chooses.
+        pub fn algorithm(mut self, algorithm: crate::plan::Algorithm) -> Self {
+            self.options.algorithm = algorithm;
+            self
+        }
+
+        /// The most blocks of each rank's launch; from 1 to the communicator's own limit.
+        pub fn max_blocks(mut self, blocks: u32) -> Self {
+            self.options.max_blocks = Some(blocks);
+            self
+        }
+
+        /// How long a rank waits for another before it fails. Default: the communicator's.
+        pub fn timeout(mut self, limit: std::time::Duration) -> Self {
+            self.options.timeout = Some(Some(limit));
+            self
+        }
+
+        /// Waits for ever. Only [`abort`](crate::Communicator::abort) ends such a wait.
+        pub fn no_timeout(mut self) -> Self {
+            self.options.timeout = Some(None);
+            self
+        }
+
+        /// Which peers must agree first. Default: the communicator's.
+        pub fn agreement(mut self, agreement: crate::Agreement) -> Self {
+            self.options.agreement = Some(agreement);
+            self
+        }
+
+        /// A name for traces.
+        pub fn label(mut self, label: impl Into<std::borrow::Cow<'static, str>>) -> Self {
+            self.options.label = label.into();
+            self
+        }
+
+        /// What the result is for, for traces.
+        pub fn target(mut self, target: impl Into<std::borrow::Cow<'static, str>>) -> Self {
+            self.options.target = target.into();
+            self
+        }
+    };
+}
+pub(crate) use option_setters;
+
+/// A range of device memory, as a collective's argument.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Span {
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
+}
+
+impl Span {
+    fn overlaps(self, other: Span) -> bool {
+        self.bytes > 0
+            && other.bytes > 0
+            && self.address < other.address.saturating_add(other.bytes)
+            && other.address < self.address.saturating_add(self.bytes)
+    }
+}
+
+impl fmt::Display for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes at {:#x}", self.bytes, self.address)
+    }
+}
+
+/// One rank's launch, validated: nothing but the driver can refuse it any more.
+#[derive(Clone, Debug)]
+pub(crate) struct Prepared {
+    pub(crate) rank: usize,
+    pub(crate) group_size: usize,
+    pub(crate) request: Request,
+    pub(crate) plan: Plan,
+    pub(crate) input: u64,
+    pub(crate) output: u64,
+    pub(crate) limit: Option<Duration>,
+    pub(crate) strict: bool,
+}
+
+pub(crate) fn invalid(
+    operation: &'static str,
+    rank: Option<usize>,
+    argument: &'static str,
+    expected: impl Into<String>,
+    got: impl ToString,
+) -> Error {
+    Error::InvalidArgument {
+        operation,
+        rank: rank.map(Rank::from_index),
+        argument,
+        expected: expected.into(),
+        got: got.to_string(),
+    }
+}
+
+impl Options {
+    /// Chooses the plan and checks the options that belong to it.
+    fn plan<B: Backend>(&self, shared: &Shared<B>, request: &Request) -> Result<Plan> {
+        let most = shared.facts.max_blocks;
+        if let Some(blocks) = self.max_blocks.filter(|b| *b == 0 || *b > most) {
+            return Err(invalid(request.name(), None, "max_blocks", format!("1 to {most}"), blocks));
+        }
+        if self.timeout.flatten().is_some_and(|t| t.is_zero()) {
+            return Err(invalid(request.name(), None, "timeout", "more than zero (or no_timeout)", "0 s"));
+        }
+        let plan = select(request, self.algorithm, self.max_blocks, &shared.facts)
+            .map_err(|NoPlan(what)| Error::Unsupported { operation: request.name(), what })?;
+        tracing::debug!(target: "crossccl", %plan, ranks = request.ranks, bytes = request.bytes(), "plan");
+        Ok(plan)
+    }
+
+    fn span<B: Backend>(&self, request: &Request, plan: &Plan, shared: &Shared<B>) -> tracing::Span {
+        tracing::info_span!(
+            target: "crossccl",
+            "collective",
+            operation = request.name(),
+            backend = B::NAME,
+            ranks = shared.ranks.len(),
+            bytes = request.bytes(),
+            algorithm = plan.algorithm.name(),
+            label = &*self.label,
+            target = &*self.target,
+        )
+    }
+
+    fn prepare<B: Backend>(
+        &self,
+        shared: &Shared<B>,
+        rank: usize,
+        group_size: usize,
+        request: Request,
+        plan: Plan,
+        [input, output]: [u64; 2],
+    ) -> Prepared {
+        Prepared {
+            rank,
+            group_size,
+            request,
+            plan,
+            input,
+            output,
+            limit: self.timeout.unwrap_or(shared.limit),
+            strict: self.agreement.unwrap_or(shared.agreement) == Agreement::Strict,
+        }
+    }
+}
+
+/// The bytes of `count` elements, which must fit into an address space (case B3).
+fn bytes_of(operation: &'static str, rank: usize, count: u64, dtype: DType) -> Result<u64> {
+    let most = (usize::MAX / 2) as u64 / dtype.size() as u64;
+    if count > most {
+        return Err(invalid(operation, Some(rank), "count", format!("at most {most} elements of {dtype}"), count));
+    }
+    Ok(count * dtype.size() as u64)
+}
+
+/// A raw pointer's alignment and presence.
+fn check_address(operation: &'static str, rank: usize, argument: &'static str, span: Span, dtype: DType) -> Result<()> {
+    if span.bytes == 0 {
+        return Ok(());
+    }
+    if span.address == 0 {
+        return Err(invalid(operation, Some(rank), argument, format!("an address for {} bytes", span.bytes), "null"));
+    }
+    if !span.address.is_multiple_of(dtype.size() as u64) {
+        let expected = format!("an address aligned to the {} bytes of {dtype}", dtype.size());
+        return Err(invalid(operation, Some(rank), argument, expected, format!("{:#x}", span.address)));
+    }
+    Ok(())
+}
+
+/// A typed argument belongs to the rank's stream: then reading it later is ordered after the call.
+fn check_view<B: Backend>(
+    shared: &Shared<B>,
+    operation: &'static str,
+    rank: usize,
+    argument: &'static str,
+    view: &View<B>,
+    dtype: DType,
+) -> Result<()> {
+    let stream = &shared.ranks[rank].stream;
+    if view.stream != *stream {
+        let expected = format!("a buffer of the rank's stream {stream:?}");
+        return Err(invalid(operation, Some(rank), argument, expected, format!("one of {:?}", view.stream)));
+    }
+    if view.dtype != dtype {
+        return Err(invalid(operation, Some(rank), argument, format!("elements of {dtype}"), view.dtype));
+    }
+    if view.memory.is_borrowed() {
+        return Err(Error::Busy {
+            operation,
+            what: format!(
+                "a collective that failed may still use the {argument} of rank {rank}; call reset on all ranks first"
+            ),
+        });
+    }
+    Ok(())
+}
+
+/// What was given besides the one input, where `outputs` are one per rank.
+fn check_len(operation: &'static str, argument: &'static str, ranks: usize, got: usize) -> Result<()> {
+    if got == ranks {
+        return Ok(());
+    }
+    Err(invalid(operation, None, argument, format!("one for each of the {ranks} ranks"), got))
+}
+
+/// No output may overlap another output or an input, except where `allowed(input, output)` says that
+/// this is the in-place form. The indices are those of the slices.
+fn check_overlaps(
+    operation: &'static str,
+    inputs: &[(usize, Span)],
+    outputs: &[(usize, Span)],
+    allowed: impl Fn((usize, Span), (usize, Span)) -> bool,
+) -> Result<()> {
+    for (i, (rank, output)) in outputs.iter().enumerate() {
+        let message =
+            |with: String| invalid(operation, Some(*rank), "output", format!("no overlap with {with}"), output);
+        for (other, span) in &outputs[..i] {
+            if output.overlaps(*span) {
+                return Err(message(format!("the output of rank {other} ({span})")));
+            }
+        }
+        for (other, span) in inputs {
+            if output.overlaps(*span) && !allowed((*other, *span), (*rank, *output)) {
+                return Err(message(format!("the input of rank {other} ({span}) other than the in-place form")));
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,334 @@
+//! Grouped reduce-scatter: every rank of a group gets its part of the tensor, reduced over the group.
+
+use smallvec::SmallVec;
+
+use super::{
+    Options, Prepared, Span, bytes_of, check_address, check_len, check_overlaps, check_view, invalid, option_setters,
+};
+use crate::{
+    backend::Backend,
+    buffer::View,
+    communicator::Shared,
+    dtype::DType,
+    error::{Error, Result},
+    op::ReduceOp,
+    plan::{
+        partition::{Part, Partition, Shape},
+        request::{Collective, Request},
+    },
+    raw::RawRank,
+};
+
+const OPERATION: &str = "reduce_scatter";
+
+/// A reduce-scatter. Every rank gives a tensor of the same row-major shape; rank r of a group gets
+/// part r of the element-wise reduction over the group, cut along one axis.
+///
+/// The axis is split evenly, the lower ranks get the remainder one unit each; parts may be empty.
+/// Groups are contiguous ranks: with groups of 2, ranks 0 and 1, ranks 2 and 3, and so on. Groups may
+/// differ in shape from each other. A group of one rank copies.
+///
+/// An operation is enough where the rest is left alone:
+/// `comm.reduce_scatter(&inputs, &mut outputs, ReduceOp::Sum)` takes the tensor as one-dimensional.
+#[derive(Clone, Debug)]
+pub struct ReduceScatter {
+    op: ReduceOp,
+    axis: i64,
+    group_size: Option<usize>,
+    shapes: Vec<Vec<usize>>,
+    strides: Option<Vec<usize>>,
+    options: Options,
+}
+
+impl ReduceScatter {
+    /// A reduce-scatter of all ranks along axis 0 of a one-dimensional tensor.
+    pub fn new(op: ReduceOp) -> Self {
+        ReduceScatter { op, axis: 0, group_size: None, shapes: Vec::new(), strides: None, options: Options::default() }
+    }
+
+    /// The axis to cut, counted from 0. Negative axes are an error.
+    pub fn axis(mut self, axis: i64) -> Self {
+        self.axis = axis;
+        self
+    }
+
+    /// Ranks of a group; must divide the number of ranks. Default: all.
+    pub fn group_size(mut self, ranks: usize) -> Self {
+        self.group_size = Some(ranks);
+        self
+    }
+
+    /// The shape of every rank's input. Default: one axis.
+    pub fn shape(mut self, shape: impl Into<Vec<usize>>) -> Self {
+        self.shapes = vec![shape.into()];
+        self
+    }
+
+    /// A shape for each group, where they differ.
+    pub fn group_shapes(mut self, shapes: impl IntoIterator<Item = impl Into<Vec<usize>>>) -> Self {
+        self.shapes = shapes.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// The strides of the input in elements, for callers whose tensors carry them: checked to be
+    /// those of a contiguous row-major tensor, the only layout offered.
+    pub fn strides(mut self, strides: impl Into<Vec<usize>>) -> Self {
+        self.strides = Some(strides.into());
+        self
+    }
+
+    option_setters!();
+}
+
+impl From<ReduceOp> for ReduceScatter {
+    fn from(op: ReduceOp) -> Self {
+        ReduceScatter::new(op)
+    }
+}
+
+/// A group's tensor.
+#[derive(Clone, Debug)]
+struct Cut {
+    shape: Shape,
+    axis: usize,
+    partition: Partition,
+}
+
+impl ReduceScatter {
+    fn groups<B: Backend>(&self, shared: &Shared<B>) -> Result<usize> {
+        let ranks = shared.ranks.len();
+        let size = self.group_size.unwrap_or(ranks);
+        if size > 0 && ranks.is_multiple_of(size) {
+            return Ok(size);
+        }
+        Err(invalid(OPERATION, None, "group_size", format!("a divisor of the {ranks} ranks"), size))
+    }
+
+    /// The tensor of `group`, of which rank `rank` gave `count` elements.
+    fn cut<B: Backend>(&self, shared: &Shared<B>, size: usize, group: usize, rank: usize, count: u64) -> Result<Cut> {
+        let groups = shared.ranks.len() / size;
+        let shape: Shape = match self.shapes.len() {
+            0 => Shape::from_slice(&[count]),
+            1 => self.shapes[0].iter().map(|e| *e as u64).collect(),
+            n if n == groups => self.shapes[group].iter().map(|e| *e as u64).collect(),
+            n => {
+                let expected = format!("one, or one for each of the {groups} groups");
+                return Err(invalid(OPERATION, None, "shapes", expected, n));
+            }
+        };
+        let axis = match usize::try_from(self.axis) {
+            Ok(axis) if axis < shape.len() => axis,
+            _ => {
+                let expected = format!("an axis of the shape {shape:?}, counted from 0");
+                return Err(invalid(OPERATION, None, "axis", expected, self.axis));
+            }
+        };
+        let Some(partition) = Partition::new(&shape, axis, size) else {
+            let expected = "a shape whose elements can be counted in 64 bits";
+            return Err(invalid(OPERATION, None, "shape", expected, format!("{shape:?}")));
+        };
+        if partition.count() != count {
+            let expected = format!("{} elements, the shape being {shape:?}", partition.count());
+            return Err(invalid(OPERATION, Some(rank), "input", expected, count));
+        }
+        if let Some(strides) = &self.strides {
+            let mut contiguous: Vec<usize> = shape
+                .iter()
+                .rev()
+                .scan(1usize, |s, e| Some(std::mem::replace(s, s.saturating_mul(*e as usize))))
+                .collect();
+            contiguous.reverse();
+            if *strides != contiguous {
+                return Err(Error::Unsupported {
+                    operation: OPERATION,
+                    what: format!(
+                        "strides {strides:?} are not those of a contiguous row-major tensor of shape {shape:?} \
+                         ({contiguous:?}); copy the tensor to a contiguous one first"
+                    ),
+                });
+            }
+        }
+        Ok(Cut { shape, axis, partition })
+    }
+
+    fn request(&self, size: usize, cut: &Cut, dtype: DType) -> Request {
+        Request {
+            ranks: size,
+            dtype,
+            count: cut.partition.count(),
+            collective: Collective::ReduceScatter {
+                op: self.op,
+                shape: cut.shape.clone(),
+                axis: cut.axis,
+                partition: cut.partition.clone(),
+            },
+        }
+    }
+
+    /// Where an output in place stands: at its part of the input, which must be one run.
+    fn in_place(cut: &Cut, part: Part, dtype: DType, input: Span, output: Span) -> bool {
+        cut.axis == 0 && output.address == input.address + part.offset * dtype.size() as u64
+    }
+
+    /// The part of `rank` for an input of `count` elements, and the views of an in-place call.
+    pub(crate) fn in_place_outputs<B: Backend>(
+        &self,
+        shared: &Shared<B>,
+        rank: usize,
+        buffer: &View<B>,
+    ) -> Result<View<B>> {
+        let size = self.groups(shared)?;
+        let cut = self.cut(shared, size, rank / size, rank, buffer.count)?;
+        if cut.axis != 0 {
+            return Err(Error::Unsupported {
+                operation: OPERATION,
+                what: format!(
+                    "in place is offered along axis 0 only, not along axis {}; give separate outputs",
+                    cut.axis
+                ),
+            });
+        }
+        let part = cut.partition.part(rank % size);
+        Ok(View {
+            address: buffer.address + part.offset * buffer.dtype.size() as u64,
+            count: part.count(),
+            memory: buffer.memory.clone(),
+            stream: buffer.stream.clone(),
+            dtype: buffer.dtype,
+        })
+    }
+
+    /// The part of the input that a rank gets.
+    pub(crate) fn part<B: Backend>(&self, shared: &Shared<B>, rank: usize, count: u64) -> Result<Part> {
+        let size = self.groups(shared)?;
+        Ok(self.cut(shared, size, rank / size, rank, count)?.partition.part(rank % size))
+    }
+
+    /// All ranks at once: inputs and outputs are one a rank.
+    pub(crate) fn prepare_all<B: Backend>(
+        &self,
+        shared: &Shared<B>,
+        inputs: &[View<B>],
+        outputs: &[View<B>],
+    ) -> Result<SmallVec<[Prepared; 8]>> {
+        self.groups(shared)?;
+        check_len(OPERATION, "inputs", shared.ranks.len(), inputs.len())?;
+        check_len(OPERATION, "outputs", shared.ranks.len(), outputs.len())?;
+        let dtype = inputs[0].dtype;
+        let mut ranks = SmallVec::<[RawRank; 8]>::new();
+        let mut counts = SmallVec::<[u64; 8]>::new();
+        for (rank, (input, output)) in inputs.iter().zip(outputs).enumerate() {
+            check_view(shared, OPERATION, rank, "input", input, dtype)?;
+            check_view(shared, OPERATION, rank, "output", output, dtype)?;
+            self.check_output(shared, rank, input.count, output.count)?;
+            ranks.push(RawRank { send: input.address, recv: output.address });
+            counts.push(input.count);
+        }
+        self.prepare_all_raw(shared, &ranks, &counts, dtype)
+    }
+
+    /// All ranks at once, by address; `counts` are the elements of each rank's input.
+    pub(crate) fn prepare_all_raw<B: Backend>(
+        &self,
+        shared: &Shared<B>,
+        ranks: &[RawRank],
+        counts: &[u64],
+        dtype: DType,
+    ) -> Result<SmallVec<[Prepared; 8]>> {
+        let size = self.groups(shared)?;
+        check_len(OPERATION, "ranks", shared.ranks.len(), ranks.len())?;
+        check_len(OPERATION, "counts", shared.ranks.len(), counts.len())?;
+        let mut prepared = SmallVec::new();
+        let (mut inputs, mut outputs) = (SmallVec::<[(usize, Span); 8]>::new(), SmallVec::<[(usize, Span); 8]>::new());
+        let mut parts = SmallVec::<[(Part, bool); 8]>::new();
+        for group in 0..ranks.len() / size {
+            let first = group * size;
+            let cut = self.cut(shared, size, group, first, counts[first])?;
+            let request = self.request(size, &cut, dtype);
+            let plan = self.options.plan(shared, &request)?;
+            let _span = self.options.span(&request, &plan, shared).entered();
+            for rank in first..first + size {
+                if counts[rank] != counts[first] {
+                    let expected = format!("{} elements, as rank {first} of its group", counts[first]);
+                    return Err(invalid(OPERATION, Some(rank), "input", expected, counts[rank]));
+                }
+                let part = cut.partition.part(rank - first);
+                let [input, output] = self.check_one(rank, ranks[rank], &cut, part, dtype)?;
+                inputs.push((rank, input));
+                outputs.push((rank, output));
+                parts.push((part, Self::in_place(&cut, part, dtype, input, output)));
+                prepared.push(self.options.prepare(
+                    shared,
+                    rank,
+                    size,
+                    request.clone(),
+                    plan,
+                    [input.address, output.address],
+                ));
+            }
+        }
+        check_overlaps(OPERATION, &inputs, &outputs, |i, o| i.0 == o.0 && parts[o.0].1)?;
+        Ok(prepared)
+    }
+
+    /// One rank's part.
+    pub(crate) fn prepare_one<B: Backend>(
+        &self,
+        shared: &Shared<B>,
+        rank: usize,
+        input: &View<B>,
+        output: &View<B>,
+    ) -> Result<Prepared> {
+        check_view(shared, OPERATION, rank, "input", input, input.dtype)?;
+        check_view(shared, OPERATION, rank, "output", output, input.dtype)?;
+        self.check_output(shared, rank, input.count, output.count)?;
+        self.prepare_one_raw(
+            shared,
+            rank,
+            RawRank { send: input.address, recv: output.address },
+            input.count,
+            input.dtype,
+        )
+    }
+
+    /// One rank's part, by address; `count` elements of input.
+    pub(crate) fn prepare_one_raw<B: Backend>(
+        &self,
+        shared: &Shared<B>,
+        rank: usize,
+        raw: RawRank,
+        count: u64,
+        dtype: DType,
+    ) -> Result<Prepared> {
+        let size = self.groups(shared)?;
+        let cut = self.cut(shared, size, rank / size, rank, count)?;
+        let request = self.request(size, &cut, dtype);
+        let plan = self.options.plan(shared, &request)?;
+        let _span = self.options.span(&request, &plan, shared).entered();
+        let part = cut.partition.part(rank % size);
+        let [input, output] = self.check_one(rank, raw, &cut, part, dtype)?;
+        check_overlaps(OPERATION, &[(rank, input)], &[(rank, output)], |i, o| {
+            Self::in_place(&cut, part, dtype, i.1, o.1)
+        })?;
+        Ok(self.options.prepare(shared, rank, size, request, plan, [input.address, output.address]))
+    }
+
+    fn check_one(&self, rank: usize, raw: RawRank, cut: &Cut, part: Part, dtype: DType) -> Result<[Span; 2]> {
+        let input = Span { address: raw.send, bytes: bytes_of(OPERATION, rank, cut.partition.count(), dtype)? };
+        let output = Span { address: raw.recv, bytes: part.count() * dtype.size() as u64 };
+        check_address(OPERATION, rank, "input", input, dtype)?;
+        check_address(OPERATION, rank, "output", output, dtype)?;
+        Ok([input, output])
+    }
+
+    fn check_output<B: Backend>(&self, shared: &Shared<B>, rank: usize, input: u64, output: u64) -> Result<()> {
+        let size = self.groups(shared)?;
+        let cut = self.cut(shared, size, rank / size, rank, input)?;
+        let part = cut.partition.part(rank % size).count();
+        if part == output {
+            return Ok(());
+        }
+        let expected = format!("{part} elements, its part of the shape {:?} along axis {}", cut.shape, cut.axis);
+        Err(invalid(OPERATION, Some(rank), "output", expected, output))
+    }
+}

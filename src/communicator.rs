@@ -1,0 +1,738 @@
+//! The communicator: what is set up once, what its ranks share, how it fails and recovers.
+
+mod builder;
+mod diagnosis;
+
+use std::{
+    collections::VecDeque,
+    fmt,
+    marker::PhantomData,
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+pub use builder::Builder;
+use smallvec::SmallVec;
+
+use crate::{
+    abi::{LINE, control},
+    backend::{Backend, Fault, memory::Allocation},
+    buffer::{Buffer, Slice, SliceMut, View},
+    collective::{Agreement, Broadcast, Prepared, ReduceScatter},
+    dtype::{DType, Element},
+    error::{Error, Result},
+    in_flight::InFlight,
+    plan::{Facts, Part, request::Request},
+    rank::Rank,
+    rank_comm::RankComm,
+    raw::{self, RawRank},
+    signal::SignalLayout,
+};
+
+/// How long drops and resets wait for kernels that were told to stop.
+const STOP_LIMIT: Duration = Duration::from_secs(1);
+
+/// The ranks of one process, used together: one call drives every rank.
+///
+/// [`into_ranks`](Self::into_ranks) takes it apart for one thread a rank.
+pub struct Communicator<B: Backend> {
+    shared: Arc<Shared<B>>,
+}
+
+impl<B: Backend> Communicator<B> {
+    /// Starts to build a communicator whose rank r is on the r-th of `devices`, given by ordinal.
+    pub fn builder(devices: impl IntoIterator<Item = usize>) -> Builder<B> {
+        Builder::new(devices.into_iter().collect())
+    }
+
+    /// Number of ranks.
+    pub fn ranks(&self) -> usize {
+        self.shared.ranks.len()
+    }
+
+    /// The stream of `rank`, for buffers and raw calls. `None` where there is no such rank.
+    pub fn stream(&self, rank: impl Into<Rank>) -> Option<&B::Stream> {
+        self.shared.ranks.get(rank.into().index()).map(|r| &r.stream)
+    }
+
+    /// A buffer of `len` zeros on the device of `rank`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] where there is no such rank; [`Error::Driver`] where the memory
+    /// cannot be had.
+    pub fn buffer<T: Element>(&self, rank: impl Into<Rank>, len: usize) -> Result<Buffer<B, T>> {
+        Buffer::new(&self.shared.rank("buffer", rank.into())?.stream, len)
+    }
+
+    /// A buffer with a copy of `elements` on the device of `rank`.
+    ///
+    /// # Errors
+    /// As for [`buffer`](Self::buffer).
+    pub fn buffer_from<T: Element>(&self, rank: impl Into<Rank>, elements: &[T]) -> Result<Buffer<B, T>> {
+        Buffer::from_slice(&self.shared.rank("buffer", rank.into())?.stream, elements)
+    }
+
+    /// Broadcasts `input`, on the root, to `outputs`, one on each rank (the root's included).
+    ///
+    /// Returns as soon as everything is enqueued: [`InFlight::wait`] waits and tells the outcome. A
+    /// count of 0 does nothing.
+    ///
+    /// ```
+    /// use crossccl::{Communicator, Cpu};
+    ///
+    /// # fn main() -> crossccl::Result<()> {
+    /// let comm = Communicator::<Cpu>::builder(0..4).build()?;
+    /// let input = comm.buffer_from(1, &[1.0f32, 2.0, 3.0])?;
+    /// let mut outputs = (0..4).map(|r| comm.buffer(r, 3)).collect::<Result<Vec<_>, _>>()?;
+    /// comm.broadcast(&input, &mut outputs, 1)?.wait()?;
+    /// assert_eq!(outputs[3].to_vec()?, [1.0, 2.0, 3.0]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a root out of range, unequal lengths, buffers of another rank,
+    /// options out of range; [`Error::Unsupported`] for an algorithm that is not built;
+    /// [`Error::Poisoned`] after a failure. Nothing has been launched then.
+    pub fn broadcast<'a, T: 'a>(
+        &self,
+        input: impl Into<Slice<'a, B, T>>,
+        outputs: impl IntoIterator<Item = impl Into<SliceMut<'a, B, T>>>,
+        what: impl Into<Broadcast>,
+    ) -> Result<InFlight<'a, B>> {
+        let input = input.into().view;
+        let outputs = mutable_views(outputs);
+        let prepared = what.into().prepare_all(&self.shared, &input, &outputs)?;
+        self.launch(&prepared, outputs.into_iter().chain([input]))
+    }
+
+    /// Broadcasts the root's buffer into the others'.
+    ///
+    /// # Errors
+    /// As for [`broadcast`](Self::broadcast).
+    pub fn broadcast_in_place<'a, T: 'a>(
+        &self,
+        buffers: impl IntoIterator<Item = impl Into<SliceMut<'a, B, T>>>,
+        what: impl Into<Broadcast>,
+    ) -> Result<InFlight<'a, B>> {
+        let what = what.into();
+        let buffers = mutable_views(buffers);
+        let Some(input) = buffers.get(what.root.index()).or(buffers.first()).cloned() else {
+            return Err(crate::collective::invalid(
+                "broadcast",
+                None,
+                "outputs",
+                format!("one for each of the {} ranks", self.ranks()),
+                0,
+            ));
+        };
+        let prepared = what.prepare_all(&self.shared, &input, &buffers)?;
+        self.launch(&prepared, buffers.into_iter())
+    }
+
+    /// Reduces `inputs`, one on each rank, and scatters the result into `outputs`: rank r of a group
+    /// gets part r. See [`ReduceScatter`] for axes, shapes and groups, [`part`](Self::part) for sizes.
+    ///
+    /// Returns as soon as everything is enqueued. Groups with a count of 0 do nothing.
+    ///
+    /// ```
+    /// use crossccl::{Communicator, Cpu, ReduceOp};
+    ///
+    /// # fn main() -> crossccl::Result<()> {
+    /// let comm = Communicator::<Cpu>::builder(0..2).build()?;
+    /// let inputs = [comm.buffer_from(0, &[1i32, 2, 3])?, comm.buffer_from(1, &[10, 20, 30])?];
+    /// let mut outputs = [comm.buffer(0, 2)?, comm.buffer(1, 1)?];
+    /// comm.reduce_scatter(&inputs, &mut outputs, ReduceOp::Sum)?.wait()?;
+    /// assert_eq!(outputs[0].to_vec()?, [11, 22]);
+    /// assert_eq!(outputs[1].to_vec()?, [33]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for shapes, axes, groups, lengths or buffers that do not fit;
+    /// [`Error::Unsupported`] for strides or an algorithm that is not offered; [`Error::Poisoned`]
+    /// after a failure. Nothing has been launched then.
+    pub fn reduce_scatter<'a, T: 'a>(
+        &self,
+        inputs: impl IntoIterator<Item = impl Into<Slice<'a, B, T>>>,
+        outputs: impl IntoIterator<Item = impl Into<SliceMut<'a, B, T>>>,
+        what: impl Into<ReduceScatter>,
+    ) -> Result<InFlight<'a, B>> {
+        let inputs: SmallVec<[View<B>; 8]> = inputs.into_iter().map(|i| i.into().view).collect();
+        let outputs = mutable_views(outputs);
+        let prepared = what.into().prepare_all(&self.shared, &inputs, &outputs)?;
+        self.launch(&prepared, outputs.into_iter().chain(inputs))
+    }
+
+    /// Reduce-scatter along axis 0 within one buffer a rank: each rank's result replaces its part of
+    /// its own input, the rest of the buffer stays as it is.
+    ///
+    /// # Errors
+    /// As for [`reduce_scatter`](Self::reduce_scatter); [`Error::Unsupported`] for another axis.
+    pub fn reduce_scatter_in_place<'a, T: 'a>(
+        &self,
+        buffers: impl IntoIterator<Item = impl Into<SliceMut<'a, B, T>>>,
+        what: impl Into<ReduceScatter>,
+    ) -> Result<InFlight<'a, B>> {
+        let what = what.into();
+        let inputs = mutable_views(buffers);
+        let outputs = (inputs.iter().take(self.ranks()).enumerate())
+            .map(|(rank, view)| what.in_place_outputs(&self.shared, rank, view))
+            .collect::<Result<SmallVec<[View<B>; 8]>>>()?;
+        let prepared = what.prepare_all(&self.shared, &inputs, &outputs)?;
+        self.launch(&prepared, inputs.into_iter())
+    }
+
+    /// The part of an input of `count` elements that `rank` gets from `what`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] where they do not fit.
+    pub fn part(&self, rank: impl Into<Rank>, count: usize, what: impl Into<ReduceScatter>) -> Result<Part> {
+        let rank = rank.into();
+        self.shared.rank("reduce_scatter", rank)?;
+        what.into().part(&self.shared, rank.index(), count as u64)
+    }
+
+    /// [`broadcast`](Self::broadcast) by address: `ranks` and `streams` are one a rank, the root's
+    /// `send` is the input. Enqueues only; nothing keeps the memory alive, and dropping the returned
+    /// [`Launched`] does not wait.
+    ///
+    /// # Errors
+    /// As for [`broadcast`](Self::broadcast), misaligned and overlapping addresses included.
+    ///
+    /// # Safety
+    /// From now until the launches are complete on their streams, and after an error until `reset`
+    /// returned: every address is valid on its rank's device for `count` elements and reachable by
+    /// the peers; nobody else writes the root's input, and nobody else uses the outputs. Streams
+    /// belong to the ranks' devices.
+    #[allow(unsafe_code)]
+    pub unsafe fn broadcast_raw(
+        &self,
+        ranks: &[RawRank],
+        streams: &[B::Stream],
+        count: usize,
+        dtype: DType,
+        what: impl Into<Broadcast>,
+    ) -> Result<Launched<B>> {
+        let prepared = what.into().prepare_all_raw(&self.shared, ranks, count as u64, dtype)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_raw(&prepared, streams) }
+    }
+
+    /// [`reduce_scatter`](Self::reduce_scatter) by address: `counts` are the elements of each rank's
+    /// input, equal within a group.
+    ///
+    /// # Errors
+    /// As for [`reduce_scatter`](Self::reduce_scatter), misaligned and overlapping addresses included.
+    ///
+    /// # Safety
+    /// As for [`broadcast_raw`](Self::broadcast_raw): every `send` is valid for the rank's count, every
+    /// `recv` for its part.
+    #[allow(unsafe_code)]
+    pub unsafe fn reduce_scatter_raw(
+        &self,
+        ranks: &[RawRank],
+        streams: &[B::Stream],
+        counts: &[usize],
+        dtype: DType,
+        what: impl Into<ReduceScatter>,
+    ) -> Result<Launched<B>> {
+        let counts: SmallVec<[u64; 8]> = counts.iter().map(|c| *c as u64).collect();
+        let prepared = what.into().prepare_all_raw(&self.shared, ranks, &counts, dtype)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_raw(&prepared, streams) }
+    }
+
+    /// Ends every wait in flight with [`Error::Aborted`], within about a millisecond. Afterwards only
+    /// [`reset`](Self::reset) is of use.
+    pub fn abort(&self) {
+        self.shared.abort(Error::Aborted);
+    }
+
+    /// A handle that can [`abort`](Self::abort) from another thread.
+    pub fn abort_handle(&self) -> AbortHandle<B> {
+        AbortHandle::new(self.shared.clone())
+    }
+
+    /// Makes the communicator usable again after a failure: waits for what is still running, then
+    /// raises the launch epochs of all ranks to a common value and forgets the failure.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] where a stream does not come to rest in time (work of your own in it, say); the
+    /// communicator then stays poisoned, and `reset` can be called again.
+    pub fn reset(&self) -> Result<()> {
+        self.shared.reset()
+    }
+
+    /// One handle a rank, each for a thread of its own.
+    pub fn into_ranks(self) -> Vec<RankComm<B>> {
+        (0..self.ranks()).map(|rank| RankComm::new(self.shared.clone(), rank)).collect()
+    }
+
+    fn launch<'a>(&self, prepared: &[Prepared], owners: impl Iterator<Item = View<B>>) -> Result<InFlight<'a, B>> {
+        let busy = non_empty(prepared);
+        let launches = raw::enqueue_owned(&self.shared, &busy)?;
+        let launched = Launched { shared: self.shared.clone(), launches };
+        Ok(InFlight::new(launched, owners.map(|v| v.memory).collect(), PhantomData))
+    }
+
+    /// # Safety
+    /// As for the `*_raw` methods.
+    #[allow(unsafe_code)]
+    unsafe fn launch_raw(&self, prepared: &[Prepared], streams: &[B::Stream]) -> Result<Launched<B>> {
+        if streams.len() != self.ranks() {
+            let expected = format!("one for each of the {} ranks", self.ranks());
+            let operation = prepared.first().map_or("raw call", |p| p.request.name());
+            return Err(crate::collective::invalid(operation, None, "streams", expected, streams.len()));
+        }
+        // SAFETY: the caller's promise.
+        let launches = unsafe { raw::enqueue_all(&self.shared, &non_empty(prepared), |rank| streams[rank].clone())? };
+        Ok(Launched { shared: self.shared.clone(), launches })
+    }
+}
+
+/// A group that moves nothing has nothing to agree on when one call speaks for all its ranks.
+fn non_empty(prepared: &[Prepared]) -> SmallVec<[Prepared; 8]> {
+    prepared.iter().filter(|p| p.request.count > 0).cloned().collect()
+}
+
+fn mutable_views<'a, B: Backend, T: 'a>(
+    slices: impl IntoIterator<Item = impl Into<SliceMut<'a, B, T>>>,
+) -> SmallVec<[View<B>; 8]> {
+    slices.into_iter().map(|s| s.into().view).collect()
+}
+
+impl<B: Backend> fmt::Debug for Communicator<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Communicator({} ranks on {})", self.ranks(), B::NAME)
+    }
+}
+
+/// Can abort a communicator from any thread.
+pub struct AbortHandle<B: Backend> {
+    shared: Arc<Shared<B>>,
+}
+
+impl<B: Backend> AbortHandle<B> {
+    pub(crate) fn new(shared: Arc<Shared<B>>) -> Self {
+        AbortHandle { shared }
+    }
+
+    /// As [`Communicator::abort`].
+    pub fn abort(&self) {
+        self.shared.abort(Error::Aborted);
+    }
+}
+
+impl<B: Backend> Clone for AbortHandle<B> {
+    fn clone(&self) -> Self {
+        AbortHandle { shared: self.shared.clone() }
+    }
+}
+
+impl<B: Backend> fmt::Debug for AbortHandle<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("AbortHandle")
+    }
+}
+
+/// Launches of a raw call, or of one rank. Dropping it does nothing; what was launched goes on.
+#[must_use = "the outcome is told by `wait` alone"]
+pub struct Launched<B: Backend> {
+    pub(crate) shared: Arc<Shared<B>>,
+    pub(crate) launches: SmallVec<[Launch<B>; 8]>,
+}
+
+impl<B: Backend> Launched<B> {
+    /// Waits until all of it is complete, and tells the outcome.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`], [`Error::Mismatch`] or [`Error::Aborted`] where this call failed;
+    /// [`Error::Poisoned`] where an earlier one had.
+    pub fn wait(&self) -> Result<()> {
+        self.shared.outcome(&self.launches)
+    }
+}
+
+impl<B: Backend> fmt::Debug for Launched<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Launched({} ranks)", self.launches.len())
+    }
+}
+
+/// One rank's launch.
+#[derive(Clone, Debug)]
+pub(crate) struct Launch<B: Backend> {
+    pub(crate) rank: usize,
+    pub(crate) call: u64,
+    pub(crate) event: B::Event,
+    /// Which life of the communicator, counted by resets, it belongs to.
+    pub(crate) generation: u64,
+}
+
+/// What the ranks share. Owned by every handle; memory that peers or kernels touch goes with the last.
+#[derive(Debug)]
+pub(crate) struct Shared<B: Backend> {
+    pub(crate) ranks: Vec<RankShared<B>>,
+    pub(crate) layout: SignalLayout,
+    /// Group sizes with a domain of their own, by number of the domain.
+    pub(crate) domains: SmallVec<[usize; 12]>,
+    pub(crate) facts: Facts,
+    pub(crate) limit: Option<Duration>,
+    pub(crate) agreement: Agreement,
+    poison: Mutex<Option<Error>>,
+    poisoned: AtomicBool,
+    generation: AtomicU64,
+    rendezvous: Mutex<ResetRendezvous>,
+    arrived: Condvar,
+}
+
+#[derive(Debug)]
+pub(crate) struct RankShared<B: Backend> {
+    pub(crate) device: B::Device,
+    pub(crate) stream: B::Stream,
+    pub(crate) signal: Arc<Allocation<B>>,
+    pub(crate) control: Arc<Allocation<B>>,
+    pub(crate) functions: Vec<B::Function>,
+    ticks_per_second: u64,
+    state: Mutex<RankState<B>>,
+}
+
+#[derive(Debug)]
+pub(crate) struct RankState<B: Backend> {
+    pub(crate) next_call: u64,
+    /// The stream of the last launch, and the point after it.
+    pub(crate) last: Option<(B::Stream, B::Event)>,
+    /// The last few calls, for error messages.
+    history: VecDeque<Called>,
+    /// Calls that failed before a reset, for those who ask later: from, up to, why.
+    failed: VecDeque<(u64, u64, Error)>,
+    /// Memory that a failed call may still touch.
+    quarantine: Vec<Arc<Allocation<B>>>,
+}
+
+/// What a rank called.
+#[derive(Clone, Debug)]
+struct Called {
+    group_size: usize,
+    request: Request,
+}
+
+const HISTORY: usize = 4;
+const FAILURES_KEPT: usize = 16;
+
+#[derive(Debug, Default)]
+struct ResetRendezvous {
+    arrived: Vec<usize>,
+    round: u64,
+    outcome: Option<Result<()>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing panics while it holds one of these; a caller's panic in between changes nothing.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<B: Backend> RankShared<B> {
+    pub(crate) fn ticks(&self, limit: Duration) -> u64 {
+        let ticks = limit.as_nanos().saturating_mul(u128::from(self.ticks_per_second)) / 1_000_000_000;
+        u64::try_from(ticks).unwrap_or(u64::MAX).max(1)
+    }
+
+    fn duration(&self, ticks: u64) -> Duration {
+        Duration::from_secs_f64(ticks as f64 / self.ticks_per_second as f64)
+    }
+
+    fn load(&self, offset: u64) -> u64 {
+        self.control.word(offset).map_or(0, |w| w.load(Ordering::Acquire))
+    }
+
+    fn store(&self, offset: u64, value: u64) {
+        if let Some(word) = self.control.word(offset) {
+            word.store(value, Ordering::Release);
+        }
+    }
+}
+
+impl<B: Backend> RankState<B> {
+    fn new() -> Self {
+        RankState {
+            next_call: 1,
+            last: None,
+            history: VecDeque::with_capacity(HISTORY),
+            failed: VecDeque::new(),
+            quarantine: Vec::new(),
+        }
+    }
+
+    pub(crate) fn remember(&mut self, prepared: &Prepared) {
+        if self.history.len() == HISTORY {
+            self.history.pop_front();
+        }
+        self.history.push_back(Called { group_size: prepared.group_size, request: prepared.request.clone() });
+    }
+}
+
+impl<B: Backend> Shared<B> {
+    pub(crate) fn rank(&self, operation: &'static str, rank: Rank) -> Result<&RankShared<B>> {
+        self.ranks.get(rank.index()).ok_or_else(|| {
+            let expected = format!("a rank from 0 to {}", self.ranks.len() - 1);
+            crate::collective::invalid(operation, None, "rank", expected, rank)
+        })
+    }
+
+    pub(crate) fn driver_error(&self, rank: usize, fault: Fault) -> Error {
+        Error::Driver {
+            backend: B::NAME,
+            call: fault.call,
+            device: B::ordinal(&self.ranks[rank].device),
+            rank: Some(Rank::from_index(rank)),
+            code: fault.code,
+            name: fault.name,
+        }
+    }
+
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    /// The rank's state, if the communicator takes work.
+    pub(crate) fn begin(&self, rank: usize) -> Result<MutexGuard<'_, RankState<B>>> {
+        // Before the lock: to tell what the others did last, it takes theirs.
+        self.notice_failures();
+        let state = lock(&self.ranks[rank].state);
+        if self.poisoned.load(Ordering::Acquire)
+            && let Some(cause) = &*lock(&self.poison)
+        {
+            return Err(Error::poisoned(cause));
+        }
+        Ok(state)
+    }
+
+    /// A failure that nobody has waited for stands in a status record.
+    fn notice_failures(&self) {
+        if self.poisoned.load(Ordering::Acquire) {
+            return;
+        }
+        if let Some(rank) = (0..self.ranks.len()).find(|r| self.ranks[*r].load(control::STATE) != 0) {
+            let cause = self.diagnose(rank);
+            self.set_poison(cause);
+        }
+    }
+
+    fn set_poison(&self, cause: Error) {
+        lock(&self.poison).get_or_insert(cause);
+        self.poisoned.store(true, Ordering::Release);
+    }
+
+    /// Refuses further work and ends the waits in flight.
+    pub(crate) fn abort(&self, cause: Error) {
+        self.set_poison(cause);
+        for rank in &self.ranks {
+            rank.store(control::ABORT, 1);
+        }
+    }
+
+    /// Waits for launches and tells their common outcome: the first failure, those of this call
+    /// before those of earlier ones.
+    pub(crate) fn outcome(&self, launches: &[Launch<B>]) -> Result<()> {
+        let mut worst: Result<()> = Ok(());
+        for launch in launches {
+            match (&worst, self.outcome_of(launch)) {
+                (Ok(()), outcome) => worst = outcome,
+                (Err(Error::Poisoned { .. }), Err(error)) => worst = Err(error),
+                _ => {}
+            }
+        }
+        worst
+    }
+
+    fn outcome_of(&self, launch: &Launch<B>) -> Result<()> {
+        let rank = &self.ranks[launch.rank];
+        B::wait(&launch.event, None).map_err(|f| self.driver_error(launch.rank, f))?;
+        let generation = self.generation();
+        if launch.generation == generation && rank.load(control::STATE) == 0 {
+            return Ok(());
+        }
+        // A reset may have come in between: its record of what had failed decides then.
+        let state = lock(&rank.state);
+        if launch.generation != self.generation() {
+            let failed = state.failed.iter().find(|(from, to, _)| (*from..=*to).contains(&launch.call));
+            return match failed {
+                Some((from, _, cause)) if *from == launch.call => Err(cause.clone()),
+                Some((_, _, cause)) => Err(Error::poisoned(cause)),
+                None => Ok(()),
+            };
+        }
+        drop(state);
+        let failing = rank.load(control::CALL);
+        if launch.call < failing {
+            return Ok(());
+        }
+        let cause = self.diagnose(launch.rank);
+        self.set_poison(cause.clone());
+        if launch.call > failing { Err(Error::poisoned(&cause)) } else { Err(cause) }
+    }
+
+    /// Memory of a failed call: a late rank may touch it until reset. After a reset it is free.
+    pub(crate) fn quarantine(&self, launch: &Launch<B>, memory: impl Iterator<Item = Arc<Allocation<B>>>) {
+        let mut state = lock(&self.ranks[launch.rank].state);
+        if launch.generation != self.generation() {
+            return;
+        }
+        for one in memory {
+            one.set_borrowed(true);
+            state.quarantine.push(one);
+        }
+    }
+
+    /// One handle's part of a reset of all handles; the last one to come does it.
+    pub(crate) fn reset_together(&self, rank: usize, limit: Duration) -> Result<()> {
+        let deadline = Instant::now() + limit;
+        let mut meeting = lock(&self.rendezvous);
+        if !meeting.arrived.contains(&rank) {
+            meeting.arrived.push(rank);
+        }
+        let round = meeting.round;
+        if meeting.arrived.len() == self.ranks.len() {
+            let outcome = self.reset();
+            meeting.outcome = Some(outcome.clone());
+            meeting.arrived.clear();
+            meeting.round += 1;
+            self.arrived.notify_all();
+            return outcome;
+        }
+        while meeting.round == round {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let missing =
+                    (0..self.ranks.len()).filter(|r| !meeting.arrived.contains(r)).map(Rank::from_index).collect();
+                meeting.arrived.retain(|r| *r != rank);
+                return Err(Error::Timeout {
+                    operation: "reset",
+                    rank: Rank::from_index(rank),
+                    sequence: round + 1,
+                    missing,
+                    waited: limit,
+                    note: "every handle must call reset".into(),
+                });
+            }
+            meeting = self.arrived.wait_timeout(meeting, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        meeting.outcome.clone().unwrap_or(Ok(()))
+    }
+
+    pub(crate) fn reset(&self) -> Result<()> {
+        // Nobody enqueues meanwhile.
+        let mut states: Vec<_> = self.ranks.iter().map(|r| lock(&r.state)).collect();
+        for rank in &self.ranks {
+            rank.store(control::ABORT, 1);
+        }
+        let deadline = Instant::now() + STOP_LIMIT;
+        for (rank, state) in states.iter().enumerate() {
+            if let Some((_, event)) = &state.last
+                && !B::wait(event, Some(deadline)).map_err(|f| self.driver_error(rank, f))?
+            {
+                let cause = lock(&self.poison).clone().unwrap_or(Error::Aborted);
+                self.set_poison(cause);
+                return Err(Error::Busy {
+                    operation: "reset",
+                    what: format!(
+                        "the stream of rank {rank} does not come to rest; finish the work in it and call reset again"
+                    ),
+                });
+            }
+        }
+        let causes: Vec<Option<(u64, Error)>> = (0..self.ranks.len())
+            .map(|r| {
+                (self.ranks[r].load(control::STATE) != 0)
+                    .then(|| (self.ranks[r].load(control::CALL), self.diagnose_locked(r, &states)))
+            })
+            .collect();
+        self.raise_epochs()?;
+        for ((rank, state), cause) in self.ranks.iter().zip(&mut states).zip(causes) {
+            if let Some((from, cause)) = cause {
+                if state.failed.len() == FAILURES_KEPT {
+                    state.failed.pop_front();
+                }
+                let last = state.next_call - 1;
+                state.failed.push_back((from, last, cause));
+            }
+            for memory in state.quarantine.drain(..) {
+                memory.set_borrowed(false);
+            }
+            rank.store(control::CALL, 0);
+            rank.store(control::STATE, 0);
+            rank.store(control::ABORT, 0);
+        }
+        *lock(&self.poison) = None;
+        self.poisoned.store(false, Ordering::Release);
+        self.generation.fetch_add(1, Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// Epochs and sequences of all ranks go to a common value above all that were used: raised, never
+    /// zeroed, so that no flag of before can be taken for one of after (case A11).
+    fn raise_epochs(&self) -> Result<()> {
+        let word = |rank: usize, offset: u64| -> Result<u64> {
+            let mut bytes = [0; 8];
+            let me = &self.ranks[rank];
+            me.signal.read(&me.stream, offset as usize, &mut bytes).map_err(|f| self.driver_error(rank, f))?;
+            Ok(u64::from_ne_bytes(bytes))
+        };
+        let set = |rank: usize, offset: u64, bytes: &[u8]| -> Result<()> {
+            let me = &self.ranks[rank];
+            me.signal.write(&me.stream, offset as usize, bytes).map_err(|f| self.driver_error(rank, f))
+        };
+        let ranks = 0..self.ranks.len();
+        for domain in 0..self.layout.domains {
+            for offset in [self.layout.epoch(domain), self.layout.sequence(domain)] {
+                let values: Vec<u64> = ranks.clone().map(|r| word(r, offset)).collect::<Result<_>>()?;
+                let base = values.into_iter().max().unwrap_or(0) + 1;
+                for rank in ranks.clone() {
+                    set(rank, offset, &base.to_ne_bytes())?;
+                }
+            }
+            for rank in ranks.clone() {
+                set(rank, self.layout.ticket(domain), &[0; LINE as usize])?;
+            }
+        }
+        let poison = vec![0; self.layout.cause as usize];
+        for rank in ranks {
+            set(rank, 0, &poison)?;
+        }
+        Ok(())
+    }
+
+    /// Gives up on ever freeing what kernels touch.
+    pub(crate) fn leak(&self) {
+        for rank in &self.ranks {
+            rank.signal.leak();
+            rank.control.leak();
+            for memory in &lock(&rank.state).quarantine {
+                memory.leak();
+            }
+        }
+    }
+}
+
+impl<B: Backend> Drop for Shared<B> {
+    fn drop(&mut self) {
+        for rank in &self.ranks {
+            rank.store(control::ABORT, 1);
+        }
+        let deadline = Instant::now() + STOP_LIMIT;
+        let at_rest = self.ranks.iter().all(|rank| match &lock(&rank.state).last {
+            Some((_, event)) => B::wait(event, Some(deadline)).unwrap_or(false),
+            None => true,
+        });
+        // What cannot be stopped keeps its memory: leaked, never freed under a running kernel.
+        if !at_rest {
+            self.leak();
+        }
+    }
+}

@@ -1,0 +1,324 @@
+//! Setting up a communicator: devices, peer access, signal buffers, kernels, the peer self-test.
+
+use std::{
+    marker::PhantomData, sync::Arc, sync::atomic::AtomicBool, sync::atomic::AtomicU64, time::Duration, time::Instant,
+};
+
+use super::{Communicator, RankShared, RankState, Shared};
+use crate::{
+    abi::{MAX_BLOCKS, MAX_RANKS, VECTOR, control},
+    backend::{Backend, Fault, MemoryKind, memory::Allocation},
+    buffer::Buffer,
+    collective::{Agreement, invalid},
+    error::{Error, Result},
+    plan::{Facts, Kernel},
+    rank::Rank,
+    raw,
+    signal::{SignalLayout, domain_sizes, signal_buffer_bytes},
+};
+
+const OPERATION: &str = "communicator";
+/// How long the peer self-test may take: its kernels wait for nobody.
+const SELF_TEST_LIMIT: Duration = Duration::from_secs(10);
+
+/// Options of a communicator that is being built.
+#[derive(Debug)]
+pub struct Builder<B: Backend> {
+    ordinals: Vec<usize>,
+    devices: Vec<B::Device>,
+    streams: Vec<B::Stream>,
+    signal_buffers: Vec<Buffer<B, u8>>,
+    virtual_ranks: bool,
+    limit: Option<Duration>,
+    max_blocks: u32,
+    payload_bytes: usize,
+    agreement: Agreement,
+    _backend: PhantomData<B>,
+}
+
+impl<B: Backend> Builder<B> {
+    pub(super) fn new(ordinals: Vec<usize>) -> Self {
+        Builder {
+            ordinals,
+            devices: Vec::new(),
+            streams: Vec::new(),
+            signal_buffers: Vec::new(),
+            virtual_ranks: false,
+            limit: Some(Duration::from_secs(30)),
+            max_blocks: MAX_BLOCKS,
+            payload_bytes: 2 << 20,
+            agreement: Agreement::default(),
+            _backend: PhantomData,
+        }
+    }
+
+    /// Devices that are open already, one a rank, instead of the ordinals.
+    pub fn devices(mut self, devices: impl IntoIterator<Item = B::Device>) -> Self {
+        self.devices = devices.into_iter().collect();
+        self
+    }
+
+    /// Streams of your own, one a rank. Default: new ones.
+    pub fn streams(mut self, streams: impl IntoIterator<Item = B::Stream>) -> Self {
+        self.streams = streams.into_iter().collect();
+        self
+    }
+
+    /// Signal buffers of your own, one a rank, each of at least
+    /// [`signal_buffer_bytes`] bytes. Default: new ones. They are zeroed.
+    pub fn signal_buffers(mut self, buffers: impl IntoIterator<Item = Buffer<B, u8>>) -> Self {
+        self.signal_buffers = buffers.into_iter().collect();
+        self
+    }
+
+    /// Allows several ranks on one device. Default: that is an error, since it is a mistake more
+    /// often than not.
+    pub fn virtual_ranks(mut self, allowed: bool) -> Self {
+        self.virtual_ranks = allowed;
+        self
+    }
+
+    /// How long a rank waits for another before it fails; `None` waits for ever. Default: 30 s.
+    pub fn timeout(mut self, limit: impl Into<Option<Duration>>) -> Self {
+        self.limit = limit.into();
+        self
+    }
+
+    /// The most blocks that any call may ask for, from 1 to [`MAX_BLOCKS`]. Default: that.
+    pub fn max_blocks(mut self, blocks: u32) -> Self {
+        self.max_blocks = blocks;
+        self
+    }
+
+    /// Bytes of each signal buffer that the staged two-stage broadcast uses as its two halves, rounded
+    /// down to two whole vectors; 0 turns that algorithm off. Default: 2 MiB.
+    pub fn payload_bytes(mut self, bytes: usize) -> Self {
+        self.payload_bytes = bytes;
+        self
+    }
+
+    /// Which peers must agree before a rank touches anything, where a call does not say.
+    pub fn agreement(mut self, agreement: Agreement) -> Self {
+        self.agreement = agreement;
+        self
+    }
+
+    /// Opens the devices, enables and tests peer access between every ordered pair, allocates, and
+    /// loads every kernel.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for options out of range; [`Error::NoDevice`] without devices;
+    /// [`Error::PeerAccess`] or [`Error::PeerSelfTest`] for pairs that cannot reach each other;
+    /// [`Error::Driver`] for what the driver refused. Nothing stays behind.
+    pub fn build(self) -> Result<Communicator<B>> {
+        self.check()?;
+        let devices = self.open()?;
+        let ranks = devices.len();
+        connect::<B>(&devices)?;
+        let layout = SignalLayout::new(ranks, self.max_blocks);
+        let payload_half = self.payload_bytes as u64 / 2 / VECTOR * VECTOR;
+        let needed = signal_buffer_bytes(ranks, self.max_blocks, 2 * payload_half as usize);
+        self.check_own_objects(&devices, needed)?;
+
+        let mut shared = Vec::with_capacity(ranks);
+        let (mut default_blocks, mut tile) = (self.max_blocks, 0);
+        for (rank, device) in devices.iter().enumerate() {
+            let error = |f| driver_error::<B>(device, rank, f);
+            let properties = B::properties(device, ranks).map_err(error)?;
+            let functions = B::load(device).map_err(error)?;
+            let sharing = devices.iter().filter(|d| *d == device).count() as u32;
+            for function in &functions {
+                let resident = B::resident_blocks(device, *function).map_err(error)?;
+                default_blocks = default_blocks.min(resident / sharing).max(1);
+            }
+            default_blocks = default_blocks.min(properties.preferred_blocks).max(1);
+            tile = properties.tile;
+            let stream = match self.streams.get(rank) {
+                Some(stream) => stream.clone(),
+                None => B::create_stream(device).map_err(error)?,
+            };
+            let signal = match self.signal_buffers.get(rank) {
+                Some(buffer) => buffer.memory().clone(),
+                None => Allocation::new(device, MemoryKind::Signal, needed).map_err(error)?,
+            };
+            signal.fill(&stream, 0).map_err(error)?;
+            let control = Allocation::new(device, MemoryKind::Host, control::BYTES as usize).map_err(error)?;
+            shared.push(RankShared {
+                device: device.clone(),
+                stream,
+                signal,
+                control,
+                functions,
+                ticks_per_second: properties.ticks_per_second.max(1),
+                state: std::sync::Mutex::new(RankState::new()),
+            });
+        }
+        let shared = Shared {
+            ranks: shared,
+            layout,
+            domains: domain_sizes(ranks),
+            facts: Facts { default_blocks, max_blocks: self.max_blocks, payload_half, tile },
+            limit: self.limit,
+            agreement: self.agreement,
+            poison: Default::default(),
+            poisoned: AtomicBool::new(false),
+            generation: AtomicU64::new(0),
+            rendezvous: Default::default(),
+            arrived: Default::default(),
+        };
+        self_test(&shared)?;
+        tracing::debug!(target: "crossccl", backend = B::NAME, ranks, facts = ?shared.facts, "communicator");
+        Ok(Communicator { shared: Arc::new(shared) })
+    }
+
+    fn check(&self) -> Result<()> {
+        let ranks = if self.devices.is_empty() { self.ordinals.len() } else { self.devices.len() };
+        if ranks == 0 || ranks > MAX_RANKS {
+            return Err(invalid(OPERATION, None, "devices", format!("1 to {MAX_RANKS}"), ranks));
+        }
+        if self.max_blocks == 0 || self.max_blocks > MAX_BLOCKS {
+            return Err(invalid(OPERATION, None, "max_blocks", format!("1 to {MAX_BLOCKS}"), self.max_blocks));
+        }
+        if self.limit.is_some_and(|l| l.is_zero()) {
+            return Err(invalid(OPERATION, None, "timeout", "more than zero (or None)", "0 s"));
+        }
+        if self.payload_bytes > 1 << 40 {
+            return Err(invalid(OPERATION, None, "payload_bytes", "at most 1 TiB", self.payload_bytes));
+        }
+        let given = [("streams", self.streams.len()), ("signal_buffers", self.signal_buffers.len())];
+        for (argument, n) in given {
+            if n != 0 && n != ranks {
+                return Err(invalid(OPERATION, None, argument, format!("one for each of the {ranks} ranks"), n));
+            }
+        }
+        Ok(())
+    }
+
+    fn open(&self) -> Result<Vec<B::Device>> {
+        let mut devices = self.devices.clone();
+        if devices.is_empty() {
+            let count = B::device_count().map_err(|f| Error::NoDevice { backend: B::NAME, reason: f.name })?;
+            for (rank, ordinal) in self.ordinals.iter().enumerate() {
+                if *ordinal >= count {
+                    let expected = format!("one of the {count} {} devices, numbered from 0", B::NAME);
+                    return Err(invalid(OPERATION, Some(rank), "device", expected, ordinal));
+                }
+                devices.push(B::open(*ordinal).map_err(|f| Error::Driver {
+                    backend: B::NAME,
+                    call: f.call,
+                    device: *ordinal,
+                    rank: Some(Rank::from_index(rank)),
+                    code: f.code,
+                    name: f.name,
+                })?);
+            }
+        }
+        for (rank, device) in devices.iter().enumerate() {
+            if !self.virtual_ranks && devices[..rank].contains(device) {
+                let expected = "a device of its own (or virtual_ranks(true), which lets ranks share one)";
+                return Err(invalid(
+                    OPERATION,
+                    Some(rank),
+                    "device",
+                    expected,
+                    format!("device {} again", B::ordinal(device)),
+                ));
+            }
+        }
+        Ok(devices)
+    }
+
+    fn check_own_objects(&self, devices: &[B::Device], needed: usize) -> Result<()> {
+        for (rank, device) in devices.iter().enumerate() {
+            let expected = format!("one on the rank's device {}", B::ordinal(device));
+            let elsewhere = |stream: &B::Stream| {
+                let on = B::device_of(stream);
+                (on != *device).then(|| format!("one on device {}", B::ordinal(&on)))
+            };
+            if let Some(got) = self.streams.get(rank).and_then(&elsewhere) {
+                return Err(invalid(OPERATION, Some(rank), "stream", expected, got));
+            }
+            let Some(buffer) = self.signal_buffers.get(rank) else { continue };
+            if let Some(got) = elsewhere(buffer.stream()) {
+                return Err(invalid(OPERATION, Some(rank), "signal buffer", expected, got));
+            }
+            if buffer.size_in_bytes() < needed {
+                let expected = format!("at least {needed} bytes (see signal_buffer_bytes)");
+                return Err(invalid(
+                    OPERATION,
+                    Some(rank),
+                    "signal buffer",
+                    expected,
+                    format!("{} bytes", buffer.size_in_bytes()),
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn driver_error<B: Backend>(device: &B::Device, rank: usize, fault: Fault) -> Error {
+    Error::Driver {
+        backend: B::NAME,
+        call: fault.call,
+        device: B::ordinal(device),
+        rank: Some(Rank::from_index(rank)),
+        code: fault.code,
+        name: fault.name,
+    }
+}
+
+/// Peer access for every ordered pair.
+fn connect<B: Backend>(devices: &[B::Device]) -> Result<()> {
+    for (from, a) in devices.iter().enumerate() {
+        for (to, b) in devices.iter().enumerate() {
+            if a == b {
+                continue;
+            }
+            let refused =
+                |reason: String| Error::PeerAccess { from: Rank::from_index(from), to: Rank::from_index(to), reason };
+            match B::can_access_peer(a, b) {
+                Ok(true) => {
+                    B::enable_peer_access(a, b).map_err(|f| refused(format!("{} failed: {}", f.call, f.name)))?
+                }
+                Ok(false) => return Err(refused("the driver reports no peer access".into())),
+                Err(f) => return Err(refused(format!("{} failed: {}", f.call, f.name))),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What `probe_pattern` of `kernels-common/self_test.h` gives.
+fn probe_pattern(from: usize, to: usize) -> u64 {
+    0x9e37_79b9_7f4a_7c15u64.wrapping_mul((from * MAX_RANKS + to + 1) as u64)
+}
+
+/// Some machines report peer access and drop or corrupt the traffic (case D2): every ordered pair
+/// writes a pattern and reads it back.
+fn self_test<B: Backend>(shared: &Shared<B>) -> Result<()> {
+    let deadline = Instant::now() + SELF_TEST_LIMIT;
+    raw::self_test(shared, Kernel::SelfTestWrite, deadline)?;
+    raw::self_test(shared, Kernel::SelfTestRead, deadline)?;
+    let ranks = shared.ranks.len();
+    for (rank, me) in shared.ranks.iter().enumerate() {
+        let mut words = vec![0; 16 * ranks];
+        me.signal
+            .read(&me.stream, shared.layout.probe(0, 0) as usize, &mut words)
+            .map_err(|f| shared.driver_error(rank, f))?;
+        let word = |half: usize, peer: usize| {
+            let at = 8 * (half * ranks + peer);
+            words[at..at + 8].iter().rev().fold(0u64, |n, b| n << 8 | u64::from(*b))
+        };
+        for peer in 0..ranks {
+            let error = |from, to| Error::PeerSelfTest { from: Rank::from_index(from), to: Rank::from_index(to) };
+            if word(0, peer) != probe_pattern(peer, rank) {
+                return Err(error(peer, rank));
+            }
+            if word(1, peer) != probe_pattern(rank, peer) {
+                return Err(error(rank, peer));
+            }
+        }
+    }
+    Ok(())
+}

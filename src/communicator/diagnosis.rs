@@ -1,0 +1,162 @@
+//! From a status record to an error that names the rank and what differed.
+
+use std::sync::MutexGuard;
+
+use super::{Called, RankState, Shared, lock};
+use crate::{
+    abi::{ABORTED, MISMATCH, POISONED, Packed, TIMEOUT, control},
+    backend::Backend,
+    dtype::DType,
+    error::Error,
+    op::ReduceOp,
+    plan::{Algorithm, request::Collective, request::collective_name},
+    rank::Rank,
+};
+
+/// A peer's record at the time of the failure.
+#[derive(Clone, Copy)]
+struct Seen {
+    rank: usize,
+    stamp: u64,
+    count: u64,
+    shape_hash: u64,
+    packed: Packed,
+}
+
+fn halves(word: u64) -> (u32, u32) {
+    (word as u32, (word >> 32) as u32)
+}
+
+impl<B: Backend> Shared<B> {
+    /// Why `rank` failed. Its status record says that it did.
+    pub(super) fn diagnose(&self, rank: usize) -> Error {
+        self.diagnose_with(rank, |r| lock(&self.ranks[r].state).history.iter().cloned().collect())
+    }
+
+    /// As [`diagnose`](Self::diagnose), for who holds all the states.
+    pub(super) fn diagnose_locked(&self, rank: usize, states: &[MutexGuard<'_, RankState<B>>]) -> Error {
+        self.diagnose_with(rank, |r| states[r].history.iter().cloned().collect())
+    }
+
+    fn diagnose_with(&self, rank: usize, history: impl Fn(usize) -> Vec<Called>) -> Error {
+        let me = &self.ranks[rank];
+        let (kind, peer) = halves(me.load(control::KIND_PEER));
+        match u64::from(kind) {
+            // The rank that failed first knows why, unless it is gone or was poisoned itself.
+            POISONED if (peer as usize) < self.ranks.len() && peer as usize != rank => {
+                let origin = peer as usize;
+                match u64::from(halves(self.ranks[origin].load(control::KIND_PEER)).0) {
+                    POISONED | 0 => Error::Aborted,
+                    _ => self.diagnose_with(origin, history),
+                }
+            }
+            ABORTED => lock(&self.poison).clone().unwrap_or(Error::Aborted),
+            TIMEOUT => self.timeout(rank, &history),
+            MISMATCH => self.mismatch(rank, &history),
+            _ => Error::Aborted,
+        }
+    }
+
+    /// The ranks of the domain in which `rank` failed: the first, and how many.
+    fn domain(&self, rank: usize) -> (usize, usize) {
+        let (_, domain) = halves(self.ranks[rank].load(control::PHASE_DOMAIN));
+        let size = self.domains.get(domain as usize).copied().unwrap_or(1);
+        (rank / size * size, size)
+    }
+
+    fn seen(&self, rank: usize) -> Vec<Seen> {
+        let (first, size) = self.domain(rank);
+        let me = &self.ranks[rank];
+        (0..size)
+            .map(|q| {
+                let at = control::OBSERVED + q as u64 * control::OBSERVED_BYTES;
+                Seen {
+                    rank: first + q,
+                    stamp: me.load(at),
+                    count: me.load(at + 8),
+                    shape_hash: me.load(at + 16),
+                    packed: Packed::from_word(me.load(at + 24)),
+                }
+            })
+            .collect()
+    }
+
+    fn operation(&self, rank: usize, seen: &[Seen]) -> &'static str {
+        seen.iter().find(|s| s.rank == rank).map_or("collective", |s| collective_name(s.packed.collective))
+    }
+
+    fn timeout(&self, rank: usize, history: &impl Fn(usize) -> Vec<Called>) -> Error {
+        let me = &self.ranks[rank];
+        let (first, size) = self.domain(rank);
+        let mask = me.load(control::MISSING);
+        let missing: Vec<usize> = (0..size).filter(|q| mask >> q & 1 == 1).map(|q| first + q).collect();
+        let notes: Vec<String> = (missing.iter().take(4))
+            .map(|r| match history(*r).last() {
+                None => format!("rank {r} has called nothing yet"),
+                Some(Called { group_size, request }) if *group_size == self.ranks.len() => {
+                    format!("rank {r} last called {} of all ranks", request.name())
+                }
+                Some(Called { group_size, request }) => {
+                    format!("rank {r} last called {} in groups of {group_size}", request.name())
+                }
+            })
+            .collect();
+        Error::Timeout {
+            operation: self.operation(rank, &self.seen(rank)),
+            rank: Rank::from_index(rank),
+            sequence: me.load(control::EPOCH),
+            missing: missing.into_iter().map(Rank::from_index).collect(),
+            waited: me.duration(me.load(control::TICKS)),
+            note: notes.join("; "),
+        }
+    }
+
+    fn mismatch(&self, rank: usize, history: &impl Fn(usize) -> Vec<Called>) -> Error {
+        let epoch = self.ranks[rank].load(control::EPOCH);
+        let all = self.seen(rank);
+        let operation = self.operation(rank, &all);
+        let seen: Vec<Seen> = all.into_iter().filter(|s| s.stamp == epoch).collect();
+        let code = |value: Option<String>, code: u8| value.unwrap_or_else(|| format!("code {code}"));
+        // What each rank called, for what the record holds as a hash only.
+        let shape = |s: &Seen| {
+            history(s.rank).into_iter().rev().find_map(|called| match called.request.collective {
+                Collective::ReduceScatter { ref shape, axis, .. } if called.request.shape_hash() == s.shape_hash => {
+                    Some((format!("{shape:?}"), axis))
+                }
+                _ => None,
+            })
+        };
+        type Value<'a> = Box<dyn Fn(&Seen) -> String + 'a>;
+        let fields: [(&'static str, Value<'_>); 9] = [
+            ("collective", Box::new(|s| collective_name(s.packed.collective).into())),
+            ("dtype", Box::new(move |s| code(DType::from_code(s.packed.dtype).map(|d| d.to_string()), s.packed.dtype))),
+            ("op", Box::new(move |s| code(ReduceOp::from_code(s.packed.op).map(|o| o.to_string()), s.packed.op))),
+            ("root", Box::new(|s| s.packed.root.to_string())),
+            ("axis", Box::new(|s| shape(s).map_or_else(String::new, |(_, axis)| axis.to_string()))),
+            ("count", Box::new(|s| s.count.to_string())),
+            (
+                "shape",
+                Box::new(|s| {
+                    shape(s).map_or_else(|| format!("a shape with hash {:x}", s.shape_hash), |(shape, _)| shape)
+                }),
+            ),
+            (
+                "algorithm",
+                Box::new(move |s| {
+                    code(Algorithm::from_code(s.packed.algorithm).map(|a| a.to_string()), s.packed.algorithm)
+                }),
+            ),
+            ("blocks", Box::new(|s| s.packed.blocks.to_string())),
+        ];
+        let values = |value: &Value<'_>| seen.iter().map(|s| (Rank::from_index(s.rank), value(s))).collect::<Vec<_>>();
+        let differing = fields.iter().find_map(|(field, value)| {
+            let values = values(value);
+            values.iter().any(|(_, v)| *v != values[0].1).then_some((*field, values))
+        });
+        let (field, values) = differing.unwrap_or_else(|| {
+            let plan: Value<'_> = Box::new(|s: &Seen| format!("{} slices of another plan", s.packed.slices));
+            ("plan", values(&plan))
+        });
+        Error::Mismatch { operation, field, values }
+    }
+}

@@ -1,0 +1,205 @@
+use std::{fmt, time::Duration};
+
+use crate::rank::Rank;
+
+/// What a crossccl call returns.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Everything that can go wrong. The variants tell apart a mistake of the caller, of a peer, and a
+/// fault of the machine; the text says what, where, why and what to do.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Error {
+    /// The caller's mistake: found before anything was launched or written.
+    InvalidArgument {
+        /// The call.
+        operation: &'static str,
+        /// The rank whose argument it is, where it belongs to one.
+        rank: Option<Rank>,
+        /// The argument.
+        argument: &'static str,
+        /// What was expected.
+        expected: String,
+        /// What came.
+        got: String,
+    },
+    /// Valid, but not offered (by this version or by this backend). Nothing was launched.
+    Unsupported {
+        /// The call.
+        operation: &'static str,
+        /// What is not offered, and what to use instead.
+        what: String,
+    },
+    /// Two devices cannot reach each other's memory.
+    PeerAccess {
+        /// The rank that would read or write.
+        from: Rank,
+        /// The rank whose memory it cannot reach.
+        to: Rank,
+        /// The driver's reason.
+        reason: String,
+    },
+    /// The machine reports peer access, but what one rank wrote to the other did not arrive intact.
+    PeerSelfTest {
+        /// The rank that wrote and read back.
+        from: Rank,
+        /// The rank whose memory it used.
+        to: Rank,
+    },
+    /// A driver or operating-system call failed.
+    Driver {
+        /// The backend.
+        backend: &'static str,
+        /// The call that failed.
+        call: &'static str,
+        /// The device.
+        device: usize,
+        /// The rank, where the call was made for one.
+        rank: Option<Rank>,
+        /// The driver's code.
+        code: i64,
+        /// The code's name or text.
+        name: String,
+    },
+    /// Ranks did not come within the time limit. Buffers of the call stay borrowed until `reset`.
+    Timeout {
+        /// The collective.
+        operation: &'static str,
+        /// The rank that waited.
+        rank: Rank,
+        /// Its launch epoch: 1 for the first collective of the group, counted by the device.
+        sequence: u64,
+        /// Who did not come (or, if all came, who is stuck in a later step).
+        missing: Vec<Rank>,
+        /// How long it waited.
+        waited: Duration,
+        /// What the missing ranks were last seen doing.
+        note: String,
+    },
+    /// Ranks called different operations, or with different arguments.
+    Mismatch {
+        /// The collective, as the rank that noticed called it.
+        operation: &'static str,
+        /// The first argument that differs: `collective`, `dtype`, `op`, `count`, `root`, `axis`,
+        /// `shape`, `algorithm`, `blocks` or `plan`.
+        field: &'static str,
+        /// Each rank's value, for the ranks whose call was seen.
+        values: Vec<(Rank, String)>,
+    },
+    /// [`abort`](crate::Communicator::abort) was called.
+    Aborted,
+    /// An earlier collective failed; the communicator refuses work until `reset`.
+    Poisoned {
+        /// Why the earlier collective failed.
+        cause: Box<Error>,
+    },
+    /// The object is in use by something else at the moment.
+    Busy {
+        /// The call.
+        operation: &'static str,
+        /// What uses it and what to do.
+        what: String,
+    },
+    /// The backend was not compiled in.
+    NotCompiled {
+        /// The cargo feature that brings it.
+        feature: &'static str,
+    },
+    /// The backend is compiled in, but has no device here.
+    NoDevice {
+        /// The backend.
+        backend: &'static str,
+        /// What was looked for.
+        reason: String,
+    },
+}
+
+impl Error {
+    pub(crate) fn poisoned(cause: &Error) -> Error {
+        match cause {
+            Error::Poisoned { .. } => cause.clone(),
+            _ => Error::Poisoned { cause: Box::new(cause.clone()) },
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Error::Poisoned { cause } => Some(&**cause),
+            _ => None,
+        }
+    }
+}
+
+struct List<'a>(&'a [Rank]);
+
+impl fmt::Display for List<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.len() == 1 { "rank " } else { "ranks " })?;
+        for (i, rank) in self.0.iter().enumerate() {
+            write!(f, "{}{rank}", if i == 0 { "" } else { ", " })?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::InvalidArgument { operation, rank, argument, expected, got } => {
+                write!(f, "{operation}: {argument}")?;
+                if let Some(rank) = rank {
+                    write!(f, " of rank {rank}")?;
+                }
+                write!(f, ": expected {expected}, got {got}")
+            }
+            Error::Unsupported { operation, what } => write!(f, "{operation}: {what}"),
+            Error::PeerAccess { from, to, reason } => write!(
+                f,
+                "rank {from} cannot reach the memory of rank {to} ({reason}); \
+                 use devices that are linked to each other"
+            ),
+            Error::PeerSelfTest { from, to } => write!(
+                f,
+                "what rank {from} wrote to the memory of rank {to} did not arrive intact although the \
+                 driver reports peer access; check IOMMU and PCIe access control (ACS) settings"
+            ),
+            Error::Driver { backend, call, device, rank, code, name } => {
+                write!(f, "{backend} device {device}")?;
+                if let Some(rank) = rank {
+                    write!(f, " (rank {rank})")?;
+                }
+                write!(f, ": {call} failed with code {code}: {name}")
+            }
+            Error::Timeout { operation, rank, sequence, missing, waited, note } => {
+                write!(
+                    f,
+                    "{operation} number {sequence} on rank {rank}: waited {:.1} s for {}",
+                    waited.as_secs_f64(),
+                    List(missing)
+                )?;
+                if !note.is_empty() {
+                    write!(f, " ({note})")?;
+                }
+                f.write_str("; call reset on all ranks to go on")
+            }
+            Error::Mismatch { operation, field, values } => {
+                write!(f, "{operation}: the ranks disagree on {field}:")?;
+                for (i, (rank, value)) in values.iter().enumerate() {
+                    write!(f, "{} rank {rank} has {value}", if i == 0 { "" } else { "," })?;
+                }
+                f.write_str("; call reset on all ranks to go on")
+            }
+            Error::Aborted => f.write_str("aborted; call reset on all ranks to go on"),
+            Error::Poisoned { cause } => {
+                write!(f, "the communicator refuses work since an earlier collective failed: {cause}")
+            }
+            Error::Busy { operation, what } => write!(f, "{operation}: {what}"),
+            Error::NotCompiled { feature } => {
+                write!(f, "this build has no such backend; build with `--features {feature}`")
+            }
+            Error::NoDevice { backend, reason } => write!(f, "no {backend} device: {reason}"),
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! Collectives for the accelerators of one machine: broadcast and grouped reduce-scatter, from one
+//! device source, the same bits on every backend.
+//!
+//! ```
+//! use crossccl::{Communicator, Cpu, ReduceOp};
+//!
+//! # fn main() -> crossccl::Result<()> {
+//! let comm = Communicator::<Cpu>::builder(0..4).build()?;
+//! let inputs = (0..4).map(|r| comm.buffer_from(r, &[r as f32; 8])).collect::<Result<Vec<_>, _>>()?;
+//! let mut outputs = (0..4).map(|r| comm.buffer(r, 2)).collect::<Result<Vec<_>, _>>()?;
+//! comm.reduce_scatter(&inputs, &mut outputs, ReduceOp::Sum)?.wait()?;
+//! assert_eq!(outputs[3].to_vec()?, [6.0, 6.0]);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! A [`Communicator`] drives all ranks from one thread; [`Communicator::into_ranks`] gives a
+//! [`RankComm`] a rank, for one thread each. [`Buffer`]s are memory of one rank. A call enqueues and
+//! returns an [`InFlight`]; its `wait` tells the outcome. The `*_raw` forms take addresses and streams.
+//!
+//! A rank that does not come, or comes with another operation, becomes an [`Error`] that names it,
+//! within the time limit; then `reset` makes the communicator usable again.
+//!
+//! # Features
+//!
+//! `cpu` (default) brings the backend [`Cpu`]. `cuda` and `rocm` exist and answer
+//! [`Error::Unsupported`] in this version.
+
+#![deny(unsafe_code)]
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+mod abi;
+mod any;
+mod backend;
+mod buffer;
+mod collective;
+mod communicator;
+mod dtype;
+mod error;
+mod in_flight;
+mod op;
+mod plan;
+mod rank;
+mod rank_comm;
+mod raw;
+mod signal;
+
+pub use abi::{Arguments, MAX_BLOCKS, MAX_RANKS, VECTOR};
+pub use any::BackendKind;
+pub use backend::{Backend, Fault, MemoryKind, Properties};
+pub use buffer::{Buffer, Slice, SliceMut, Untyped};
+pub use collective::{Agreement, Broadcast, ReduceScatter};
+pub use communicator::{AbortHandle, Builder, Communicator, Launched};
+pub use dtype::{DType, Element};
+pub use error::{Error, Result};
+pub use half;
+pub use in_flight::InFlight;
+pub use op::ReduceOp;
+pub use plan::{Algorithm, Facts, Kernel, Part, Partition, Plan};
+pub use rank::Rank;
+pub use rank_comm::RankComm;
+pub use raw::RawRank;
+pub use signal::signal_buffer_bytes;
+
+cfg_if::cfg_if! {
+    if #[cfg(feature = "cpu")] {
+        pub use backend::cpu::{Cpu, CpuDevice, CpuEvent, CpuFunction, CpuStream};
+    }
+}

@@ -1,0 +1,210 @@
+//! The raw layer: addresses and streams of the caller's, and the one place where a collective's
+//! launches are handed to a backend. The safe forms come through here as well.
+
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use crate::{
+    abi::{Arguments, hash},
+    backend::Backend,
+    collective::Prepared,
+    communicator::{Launch, Shared},
+    error::{Error, Result},
+    plan::request::Collective,
+};
+
+/// The addresses of one rank's call, in the memory of its device.
+///
+/// Aligned to the element; null is fine where there is nothing to read or write: `send` of a
+/// broadcast's non-roots, and everything for a count of 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RawRank {
+    /// The rank's input.
+    pub send: u64,
+    /// The rank's output.
+    pub recv: u64,
+}
+
+/// Enqueues one rank's prepared launch. On an error nothing of it is enqueued.
+///
+/// # Safety
+/// The memory that `prepared` names is valid as the `*_raw` methods of
+/// [`RankComm`](crate::RankComm) ask.
+pub(crate) unsafe fn enqueue<B: Backend>(
+    shared: &Arc<Shared<B>>,
+    prepared: &Prepared,
+    stream: &B::Stream,
+) -> Result<Launch<B>> {
+    let Prepared { rank, group_size, request, plan, .. } = prepared;
+    let me = &shared.ranks[*rank];
+    let operation = request.name();
+    let fault = |f| shared.driver_error(*rank, f);
+    let mut state = shared.begin(*rank)?;
+    if B::device_of(stream) != me.device {
+        return Err(crate::collective::invalid(
+            operation,
+            Some(*rank),
+            "stream",
+            format!("a stream of the rank's device {:?}", me.device),
+            format!("{stream:?}"),
+        ));
+    }
+    // One launch in flight per rank: another stream of the rank waits for the one before.
+    if let Some((last, event)) = &state.last
+        && last != stream
+    {
+        B::wait_event(stream, event).map_err(fault)?;
+    }
+    let call = state.next_call;
+    if *group_size == 1 {
+        copy_alone::<B>(prepared, stream).map_err(fault)?;
+    } else {
+        let arguments = arguments(shared, prepared, call);
+        // SAFETY: signal buffers and control live as long as `shared`, which drains the streams
+        // before it lets them go; the rest is the caller's promise.
+        unsafe { B::launch(stream, plan.kernel, me.functions[plan.kernel.index()], plan.blocks, &arguments) }
+            .map_err(fault)?;
+    }
+    state.next_call += 1;
+    state.remember(prepared);
+    let event = B::record(stream).map_err(fault)?;
+    state.last = Some((stream.clone(), event.clone()));
+    Ok(Launch { rank: *rank, call, event, generation: shared.generation() })
+}
+
+/// A group of one rank.
+fn copy_alone<B: Backend>(prepared: &Prepared, stream: &B::Stream) -> Result<(), crate::backend::Fault> {
+    let bytes = prepared.request.bytes() as usize;
+    if bytes == 0 || prepared.input == prepared.output {
+        return Ok(());
+    }
+    // SAFETY: the caller's promise, as for a launch; sizes were validated to fit a usize.
+    unsafe { B::copy(stream, prepared.output, prepared.input, bytes) }
+}
+
+fn arguments<B: Backend>(shared: &Shared<B>, prepared: &Prepared, call: u64) -> Arguments {
+    let Prepared { rank, group_size, request, plan, input, output, limit, strict } = prepared;
+    let me = &shared.ranks[*rank];
+    let first = rank / group_size * group_size;
+    let packed = request.packed(plan.algorithm as u8, plan.blocks).to_word();
+    let shape_hash = request.shape_hash();
+    let fingerprint = hash([
+        packed,
+        shape_hash,
+        request.count,
+        *group_size as u64,
+        shared.facts.payload_half,
+        plan.segment,
+        u64::from(plan.rounds),
+    ]) & 0xffff_ffff_ffff;
+    let mut a = Arguments {
+        control: me.control.address(),
+        rank: (rank - first) as u32,
+        ranks: *group_size as u32,
+        domain: shared.domains.iter().position(|s| s == group_size).unwrap_or(0) as u32,
+        domains: shared.layout.domains as u32,
+        world: shared.ranks.len() as u32,
+        world_rank: *rank as u32,
+        max_blocks: shared.facts.max_blocks,
+        strict: u32::from(*strict),
+        call,
+        limit: limit.map_or(0, |l| me.ticks(l)),
+        input: *input,
+        output: *output,
+        count: request.count,
+        shape_hash,
+        packed,
+        fingerprint,
+        bytes: request.bytes(),
+        segment: plan.segment,
+        payload_half: shared.facts.payload_half,
+        rounds: plan.rounds,
+        ..Arguments::default()
+    };
+    for (slot, peer) in a.signal.iter_mut().zip(&shared.ranks[first..first + group_size]) {
+        *slot = peer.signal.address();
+    }
+    match &request.collective {
+        Collective::Broadcast { root } => a.root = *root as u32,
+        Collective::ReduceScatter { op, partition, .. } => {
+            let part = partition.part(rank - first);
+            a.outer = part.outer;
+            a.run = part.run;
+            a.stride = part.stride;
+            a.offset = part.offset;
+            a.average = u32::from(*op == crate::op::ReduceOp::Average);
+        }
+    }
+    a
+}
+
+/// Enqueues the launches of all ranks. If one fails, those before it are freed from their wait and
+/// the communicator is poisoned: no rank is left waiting.
+///
+/// # Safety
+/// As for [`enqueue`].
+pub(crate) unsafe fn enqueue_all<B: Backend>(
+    shared: &Arc<Shared<B>>,
+    prepared: &[Prepared],
+    stream: impl Fn(usize) -> B::Stream,
+) -> Result<smallvec::SmallVec<[Launch<B>; 8]>> {
+    let mut launches = smallvec::SmallVec::new();
+    for one in prepared {
+        // SAFETY: the caller's promise.
+        match unsafe { enqueue(shared, one, &stream(one.rank)) } {
+            Ok(launch) => launches.push(launch),
+            Err(error) => {
+                if !launches.is_empty() && !matches!(error, Error::Poisoned { .. }) {
+                    shared.abort(error.clone());
+                    let _ = shared.outcome(&launches);
+                }
+                return Err(error);
+            }
+        }
+    }
+    Ok(launches)
+}
+
+/// The safe forms: the views are owners of what the prepared launches name.
+pub(crate) fn enqueue_owned<B: Backend>(
+    shared: &Arc<Shared<B>>,
+    prepared: &[Prepared],
+) -> Result<smallvec::SmallVec<[Launch<B>; 8]>> {
+    // SAFETY: `prepared` was made from views; the caller keeps their owners until the launches are
+    // complete, or, after a failure, until reset. Reads and writes from the host go through the same
+    // streams, and borrows of the buffers exclude others.
+    unsafe { enqueue_all(shared, prepared, |rank| shared.ranks[rank].stream.clone()) }
+}
+
+/// Launches of a kernel of the peer self-test on all ranks, waited for.
+pub(crate) fn self_test<B: Backend>(
+    shared: &Shared<B>,
+    kernel: crate::plan::Kernel,
+    deadline: std::time::Instant,
+) -> Result<()> {
+    let mut events = Vec::new();
+    for (rank, me) in shared.ranks.iter().enumerate() {
+        let fault = |f| shared.driver_error(rank, f);
+        let mut a = Arguments {
+            rank: rank as u32,
+            world: shared.ranks.len() as u32,
+            domains: shared.layout.domains as u32,
+            max_blocks: shared.facts.max_blocks,
+            ..Arguments::default()
+        };
+        for (slot, peer) in a.signal.iter_mut().zip(&shared.ranks) {
+            *slot = peer.signal.address();
+        }
+        // SAFETY: the kernels touch the probe slots of the signal buffers only.
+        unsafe { B::launch(&me.stream, kernel, me.functions[kernel.index()], 1, &a) }.map_err(fault)?;
+        events.push(B::record(&me.stream).map_err(fault)?);
+    }
+    for (rank, event) in events.iter().enumerate() {
+        if !B::wait(event, Some(deadline)).map_err(|f| shared.driver_error(rank, f))? {
+            shared.leak();
+            return Err(Error::PeerSelfTest { from: crate::Rank::from_index(rank), to: crate::Rank::from_index(rank) });
+        }
+    }
+    Ok(())
+}
