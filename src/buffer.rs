@@ -54,6 +54,30 @@ impl<B: Backend, T: Element> Buffer<B, T> {
         self.write_bytes(bytemuck::cast_slice(elements))
     }
 
+    /// Copies `elements` to the buffer's from `start` on; waits until that is done.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] where they do not lie inside; [`Error::Busy`] while a failed
+    /// collective may still use the buffer.
+    pub fn write_at(&mut self, start: usize, elements: &[T]) -> Result<()> {
+        self.check_range(&(start..start.saturating_add(elements.len())))?;
+        self.check_borrow("buffer write")?;
+        let bytes = bytemuck::cast_slice(elements);
+        self.memory.write(&self.stream, start * size_of::<T>(), bytes).map_err(|f| self.driver_error(f))
+    }
+
+    /// Waits for the work enqueued so far and copies the buffer's elements from `start` on to
+    /// `elements`.
+    ///
+    /// # Errors
+    /// As for [`write_at`](Self::write_at).
+    pub fn read_at(&self, start: usize, elements: &mut [T]) -> Result<()> {
+        self.check_range(&(start..start.saturating_add(elements.len())))?;
+        self.check_borrow("buffer read")?;
+        let bytes = bytemuck::cast_slice_mut(elements);
+        self.memory.read(&self.stream, start * size_of::<T>(), bytes).map_err(|f| self.driver_error(f))
+    }
+
     /// Waits for the work enqueued so far and copies the elements out.
     ///
     /// # Errors
@@ -197,6 +221,10 @@ impl<B: Backend, T> Buffer<B, T> {
                 got: format!("{bytes}"),
             });
         }
+        self.check_borrow(operation)
+    }
+
+    fn check_borrow(&self, operation: &'static str) -> Result<()> {
         if self.memory.is_borrowed() {
             return Err(Error::Busy {
                 operation,

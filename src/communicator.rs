@@ -284,10 +284,13 @@ impl<B: Backend> Communicator<B> {
     /// As for the `*_raw` methods.
     #[allow(unsafe_code)]
     unsafe fn launch_raw(&self, prepared: &[Prepared], streams: &[B::Stream]) -> Result<Launched<B>> {
+        let operation = prepared.first().map_or("raw call", |p| p.request.name());
         if streams.len() != self.ranks() {
             let expected = format!("one for each of the {} ranks", self.ranks());
-            let operation = prepared.first().map_or("raw call", |p| p.request.name());
             return Err(crate::collective::invalid(operation, None, "streams", expected, streams.len()));
+        }
+        for (rank, stream) in streams.iter().enumerate() {
+            raw::check_stream(&self.shared, operation, rank, stream)?;
         }
         // SAFETY: the caller's promise.
         let launches = unsafe { raw::enqueue_all(&self.shared, &non_empty(prepared), |rank| streams[rank].clone())? };

@@ -26,6 +26,22 @@ pub struct RawRank {
     pub recv: u64,
 }
 
+/// A caller's stream must be of the rank's device. To be asked for all ranks before anything is launched.
+pub(crate) fn check_stream<B: Backend>(
+    shared: &Shared<B>,
+    operation: &'static str,
+    rank: usize,
+    stream: &B::Stream,
+) -> Result<()> {
+    let device = &shared.ranks[rank].device;
+    if B::device_of(stream) == *device {
+        return Ok(());
+    }
+    let expected = format!("a stream of the rank's device {}", B::ordinal(device));
+    let got = format!("one of device {}", B::ordinal(&B::device_of(stream)));
+    Err(crate::collective::invalid(operation, Some(rank), "stream", expected, got))
+}
+
 /// Enqueues one rank's prepared launch. On an error nothing of it is enqueued.
 ///
 /// # Safety
@@ -36,20 +52,10 @@ pub(crate) unsafe fn enqueue<B: Backend>(
     prepared: &Prepared,
     stream: &B::Stream,
 ) -> Result<Launch<B>> {
-    let Prepared { rank, group_size, request, plan, .. } = prepared;
+    let Prepared { rank, group_size, plan, .. } = prepared;
     let me = &shared.ranks[*rank];
-    let operation = request.name();
     let fault = |f| shared.driver_error(*rank, f);
     let mut state = shared.begin(*rank)?;
-    if B::device_of(stream) != me.device {
-        return Err(crate::collective::invalid(
-            operation,
-            Some(*rank),
-            "stream",
-            format!("a stream of the rank's device {:?}", me.device),
-            format!("{stream:?}"),
-        ));
-    }
     // One launch in flight per rank: another stream of the rank waits for the one before.
     if let Some((last, event)) = &state.last
         && last != stream

@@ -1,0 +1,29 @@
+//! The conformance suite, stamped once per compiled backend.
+//!
+//! Names read `cpu::broadcast::matches_the_input::ranks_3_3::...`, so that `cargo test --test matrix
+//! cpu::broadcast` is a filter. A new backend adds one line at the bottom.
+
+#![allow(missing_docs)]
+
+mod support;
+
+macro_rules! for_each_backend {
+    ($($(#[$attribute:meta])* $name:ident: $backend:ty),* $(,)?) => { $(
+        $(#[$attribute])*
+        #[path = "suite"]
+        mod $name {
+            pub(crate) type B = $backend;
+            mod arguments;
+            mod broadcast;
+            mod failures;
+            mod numbers;
+            mod ranks;
+            mod reduce_scatter;
+        }
+    )* };
+}
+
+for_each_backend! {
+    #[cfg(feature = "cpu")]
+    cpu: crossccl::Cpu,
+}

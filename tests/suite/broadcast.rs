@@ -1,0 +1,148 @@
+use crossccl::{Algorithm, Broadcast, Communicator, DType};
+use rstest::rstest;
+
+use super::B;
+use crate::support::{Guarded, Random, assert_same, communicator};
+
+/// One byte, around a vector, around a tile of the CPU (16 KiB), primes; bytes.
+const LENGTHS: [usize; 17] =
+    [0, 1, 2, 3, 15, 16, 17, 31, 33, 127, 1000, 16_383, 16_384, 16_385, 32_769, 100_003, 262_145];
+
+fn check(comm: &Communicator<B>, dtype: DType, count: usize, what: Broadcast, root: usize, offsets: [usize; 2], in_place: bool) {
+    let ranks = comm.ranks();
+    let name = format!("{ranks} ranks, {count} x {dtype}, {what:?}, offsets {offsets:?}, in place: {in_place}");
+    let stream = |rank: usize| comm.stream(rank).expect("a rank");
+    let data = Random((count * 64 + root) as u64).bytes(count * dtype.size());
+    let mut outputs: Vec<_> =
+        (0..ranks).map(|r| Guarded::<B>::new(stream(r), dtype, count, offsets[1] + r % 2)).collect();
+    if in_place {
+        outputs[root].set(&data);
+        let outcome = comm.broadcast_in_place(outputs.iter_mut().map(Guarded::output), what).and_then(|f| f.wait());
+        outcome.unwrap_or_else(|e| panic!("{name}: {e}"));
+    } else {
+        let input = Guarded::<B>::with(stream(root), dtype, &data, offsets[0]);
+        let outcome = comm.broadcast(input.input(), outputs.iter_mut().map(Guarded::output), what).and_then(|f| f.wait());
+        outcome.unwrap_or_else(|e| panic!("{name}: {e}"));
+        assert_same(&format!("{name}: input"), dtype, &input.data(), &data);
+    }
+    for (rank, output) in outputs.iter().enumerate() {
+        assert_same(&format!("{name}: rank {rank}"), dtype, &output.data(), &data);
+    }
+}
+
+/// Every length from every root, three times on the same communicator.
+#[rstest]
+fn matches_the_input(
+    #[values(1, 2, 3, 4, 5, 6, 7, 8)] ranks: usize,
+    #[values(Algorithm::OneStage, Algorithm::TwoStageStaged)] algorithm: Algorithm,
+    #[values(false, true)] in_place: bool,
+) {
+    let comm = communicator(ranks);
+    for length in LENGTHS {
+        for root in 0..ranks {
+            check(&comm, DType::U8, length, Broadcast::from_root(root).algorithm(algorithm), root, [0, 0], in_place);
+        }
+    }
+}
+
+#[rstest]
+fn any_dtype_and_number_of_blocks(
+    #[values(2, 3, 8)] ranks: usize,
+    #[values(1, 2, 5, 64)] blocks: u32,
+    #[values(Algorithm::OneStage, Algorithm::TwoStage)] algorithm: Algorithm,
+) {
+    let comm = communicator(ranks);
+    for (i, dtype) in DType::ALL.into_iter().enumerate() {
+        let what = Broadcast::from_root(i % ranks).algorithm(algorithm).max_blocks(blocks);
+        check(&comm, dtype, 40_001, what, i % ranks, [1, 0], i % 2 == 0);
+    }
+}
+
+/// Case B11: every pair of byte offsets between source and destination.
+#[rstest]
+fn b11_any_alignment(#[values(Algorithm::OneStage, Algorithm::TwoStage)] algorithm: Algorithm) {
+    let comm = communicator(3);
+    for from in 0..16 {
+        for to in 0..16 {
+            check(&comm, DType::U8, 1000, Broadcast::from_root(1).algorithm(algorithm), 1, [from, to], false);
+        }
+    }
+    check(&comm, DType::BF16, 4097, Broadcast::from_root(2).algorithm(algorithm), 2, [1, 3], false);
+}
+
+/// Rounds through a small payload: the halves are used again and again, the last round is short.
+#[rstest]
+fn two_stage_goes_in_rounds(#[values(2, 3, 4, 8)] ranks: usize, #[values(32, 64, 4096)] payload: usize) {
+    let comm = Communicator::<B>::builder(0..ranks).payload_bytes(payload).build().expect("communicator");
+    let half = payload / 2;
+    for length in [1, half, half * ranks, half * ranks + 1, 7 * half * ranks - 1, 7 * half * ranks + 15] {
+        for root in [0, ranks - 1] {
+            let what = Broadcast::from_root(root).algorithm(Algorithm::TwoStageStaged).max_blocks(3);
+            check(&comm, DType::U8, length, what, root, [3, 1], false);
+        }
+    }
+}
+
+#[rstest]
+fn sixty_four_ranks(#[values(Algorithm::OneStage, Algorithm::TwoStage)] algorithm: Algorithm) {
+    let comm = communicator(64);
+    for root in [0, 31, 63] {
+        check(&comm, DType::U8, 70_001, Broadcast::from_root(root).algorithm(algorithm), root, [0, 0], false);
+    }
+}
+
+/// Case A12: each call waits for its own launch of the peers, not for any earlier one.
+#[rstest]
+fn a12_calls_follow_each_other() {
+    let comm = communicator(4);
+    for round in 0..200 {
+        let algorithm = [Algorithm::OneStage, Algorithm::TwoStage][round % 2];
+        check(&comm, DType::U8, 1 + round * 37, Broadcast::from_root(round % 4).algorithm(algorithm), round % 4, [0, 0], false);
+    }
+}
+
+/// Case C7: a rank is a position, never a device number.
+#[rstest]
+fn c7_devices_in_any_order(#[values(Algorithm::OneStage, Algorithm::TwoStage)] algorithm: Algorithm) {
+    let comm = Communicator::<B>::builder([3, 1, 2, 0]).build().expect("communicator");
+    for root in 0..4 {
+        check(&comm, DType::F32, 1001, Broadcast::from_root(root).algorithm(algorithm), root, [0, 0], true);
+    }
+}
+
+/// Case E8: no payload is mistaken for a sentinel.
+#[rstest]
+fn e8_every_bit_pattern_arrives(#[values(0u32, u32::MAX, 0x8000_0000, 0x7fc0_0001)] pattern: u32) {
+    let comm = communicator::<B>(3);
+    let input = comm.buffer_from(0, &[pattern; 5000]).expect("buffer");
+    let mut outputs: Vec<_> = (0..3).map(|r| comm.buffer_from(r, &[!pattern; 5000]).expect("buffer")).collect();
+    for algorithm in [Algorithm::OneStage, Algorithm::TwoStage] {
+        let what = Broadcast::from_root(0).algorithm(algorithm);
+        comm.broadcast(&input, &mut outputs, what).expect("launch").wait().expect("outcome");
+        assert!(outputs.iter().all(|o| o.to_vec().expect("read") == [pattern; 5000]));
+    }
+}
+
+/// Case B1: offsets beyond 32 bits. 4 GiB and 5 bytes to one peer.
+#[rstest]
+fn b1_more_than_four_gib() {
+    let length = (1usize << 32) + 5;
+    let comm = communicator::<B>(2);
+    let mut buffers = [0, 1].map(|r| comm.buffer::<u8>(r, length).expect("buffer"));
+    let marks = [0, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32, length - 1];
+    for (i, mark) in marks.into_iter().enumerate() {
+        buffers[0].write_at(mark, &[i as u8 + 1]).expect("write");
+    }
+    buffers[1].fill_bytes(0xff).expect("fill");
+    comm.broadcast_in_place(&mut buffers, 0).expect("launch").wait().expect("outcome");
+    let mut found = Vec::new();
+    let mut piece = vec![0; 1 << 24];
+    for start in (0..length).step_by(piece.len()) {
+        let piece = &mut piece[..(length - start).min(1 << 24)];
+        buffers[1].read_at(start, piece).expect("read");
+        if piece.iter().any(|b| *b != 0) {
+            found.extend(piece.iter().enumerate().filter(|(_, b)| **b != 0).map(|(i, b)| (start + i, *b)));
+        }
+    }
+    assert_eq!(found, marks.into_iter().zip(1..).collect::<Vec<_>>());
+}

@@ -1,0 +1,175 @@
+use crossccl::{Communicator, DType, ReduceOp, ReduceScatter};
+use rstest::rstest;
+
+use super::B;
+use crate::support::{Guarded, Random, assert_same, communicator, oracle};
+
+/// One reduce-scatter of all groups against the oracle; `shapes` are one a group.
+fn check(comm: &Communicator<B>, dtype: DType, op: ReduceOp, shapes: &[Vec<usize>], axis: usize, what: ReduceScatter, offset: usize) {
+    let group = comm.ranks() / shapes.len();
+    let name = format!("{} ranks, {dtype} {op}, shapes {shapes:?}, axis {axis}, offset {offset}", comm.ranks());
+    let stream = |rank: usize| comm.stream(rank).expect("a rank");
+    let mut random = Random(shapes.iter().flatten().sum::<usize>() as u64 * 31 + op as u64);
+    let data: Vec<Vec<u8>> =
+        (0..comm.ranks()).map(|r| random.elements(dtype, shapes[r / group].iter().product())).collect();
+    let inputs: Vec<_> =
+        data.iter().enumerate().map(|(r, d)| Guarded::<B>::with(stream(r), dtype, d, offset + r % 2)).collect();
+    let expected: Vec<Vec<u8>> = (0..comm.ranks())
+        .map(|r| {
+            let first = r / group * group;
+            let peers: Vec<&[u8]> = data[first..first + group].iter().map(Vec::as_slice).collect();
+            let whole = oracle::reduce(dtype, op, &peers);
+            oracle::part(&whole, dtype.size(), &shapes[r / group], axis, group, r - first)
+        })
+        .collect();
+    let mut outputs: Vec<_> = (0..comm.ranks())
+        .map(|r| Guarded::<B>::new(stream(r), dtype, expected[r].len() / dtype.size(), offset * 3))
+        .collect();
+    let what = what.axis(axis as i64).group_size(group).group_shapes(shapes.to_vec());
+    let outcome = comm
+        .reduce_scatter(inputs.iter().map(Guarded::input), outputs.iter_mut().map(Guarded::output), what)
+        .and_then(|f| f.wait());
+    outcome.unwrap_or_else(|e| panic!("{name}: {e}"));
+    for rank in 0..comm.ranks() {
+        assert_same(&format!("{name}: rank {rank}"), dtype, &outputs[rank].data(), &expected[rank]);
+        assert_same(&format!("{name}: input of rank {rank}"), dtype, &inputs[rank].data(), &data[rank]);
+    }
+}
+
+/// Counts around vectors and tiles: fewer elements than ranks, ragged parts, several tiles.
+fn counts(ranks: usize) -> Vec<usize> {
+    vec![0, 1, ranks, ranks + 1, 7, 16 * ranks - 1, 16 * ranks, 16 * ranks + 1, 1009, 4096 * ranks + 3]
+}
+
+#[rstest]
+fn every_dtype_and_op_matches_the_oracle(
+    #[values(1, 2, 3, 4, 5, 6, 7, 8)] ranks: usize,
+    #[values(DType::F32, DType::F64, DType::F16, DType::BF16, DType::I8, DType::U8, DType::I32, DType::U32, DType::I64, DType::U64)]
+    dtype: DType,
+) {
+    let comm = communicator(ranks);
+    for op in ReduceOp::ALL {
+        for count in counts(ranks) {
+            check(&comm, dtype, op, &[vec![count]], 0, ReduceScatter::new(op), 0);
+        }
+    }
+}
+
+/// Case B6: 1 to 33 elements a rank, of every width.
+#[rstest]
+fn b6_sizes_that_are_no_multiple_of_a_vector(#[values(2, 3, 8)] ranks: usize) {
+    let comm = communicator(ranks);
+    for dtype in [DType::I8, DType::F16, DType::BF16, DType::F32, DType::F64] {
+        for each in 1..=33 {
+            check(&comm, dtype, ReduceOp::Sum, &[vec![each * ranks]], 0, ReduceScatter::new(ReduceOp::Sum), each % 3);
+        }
+    }
+}
+
+#[rstest]
+#[case::rows(&[9, 16], 0)]
+#[case::ragged_rows(&[10, 7], 0)]
+#[case::columns(&[5, 33], 1)]
+#[case::long_columns(&[3, 4099], 1)]
+#[case::fewer_rows_than_ranks(&[2, 100], 0)]
+#[case::one_column(&[300, 1], 1)]
+#[case::middle_of_three(&[3, 10, 5], 1)]
+#[case::last_of_four(&[2, 3, 2, 19], 3)]
+#[case::first_of_four(&[7, 3, 2, 5], 0)]
+#[case::empty_axis(&[3, 0, 4], 1)]
+#[case::empty_elsewhere(&[0, 8], 1)]
+fn any_axis_of_any_shape(#[case] shape: &[usize], #[case] axis: usize, #[values(1, 2, 3, 4, 8)] ranks: usize) {
+    let comm = communicator(ranks);
+    for (i, dtype) in [DType::F32, DType::BF16, DType::I8, DType::F64].into_iter().enumerate() {
+        let op = ReduceOp::ALL[(ranks + i) % ReduceOp::ALL.len()];
+        check(&comm, dtype, op, &[shape.to_vec()], axis, ReduceScatter::new(op), i % 2);
+    }
+}
+
+#[rstest]
+fn several_blocks(#[values(2, 3, 8)] ranks: usize, #[values(1, 2, 5, 64)] blocks: u32) {
+    let comm = communicator(ranks);
+    for (shape, axis) in [(vec![50_001], 0), (vec![40, 1031], 1), (vec![30_011, 2], 0)] {
+        for dtype in [DType::F32, DType::BF16] {
+            let what = ReduceScatter::new(ReduceOp::Average).max_blocks(blocks);
+            check(&comm, dtype, ReduceOp::Average, std::slice::from_ref(&shape), axis, what, 1);
+        }
+    }
+}
+
+/// Groups of contiguous ranks, with their own shapes; the second does not start at device 0, and
+/// devices are in another order than ranks.
+#[rstest]
+#[case(4, vec![vec![5, 8], vec![3, 8]], 0)]
+#[case(4, vec![vec![1024, 4], vec![0, 4]], 0)]
+#[case(4, vec![vec![0, 4], vec![1024, 4]], 0)]
+#[case(8, vec![vec![9, 12], vec![7, 12]], 1)]
+#[case(6, vec![vec![10, 3], vec![4, 5], vec![1, 1]], 0)]
+#[case(6, vec![vec![100], vec![7]], 0)]
+#[case(4, vec![vec![5], vec![6], vec![7], vec![0]], 0)]
+fn groups_differ_in_shape(#[case] ranks: usize, #[case] shapes: Vec<Vec<usize>>, #[case] axis: usize) {
+    let comm = Communicator::<B>::builder((0..ranks).rev()).build().expect("communicator");
+    for op in [ReduceOp::Sum, ReduceOp::Average, ReduceOp::Max] {
+        check(&comm, DType::F32, op, &shapes, axis, ReduceScatter::new(op), 0);
+        check(&comm, DType::F16, op, &shapes, axis, ReduceScatter::new(op), 1);
+    }
+}
+
+/// Case A6: groups of every size and the world share one set of signal buffers, in any order.
+#[rstest]
+fn a6_groups_and_the_world_interleaved() {
+    let comm = communicator(8);
+    let mut random = Random(6);
+    for _ in 0..100 {
+        let groups = [1, 2, 4, 8][random.next() as usize % 4];
+        let shapes: Vec<Vec<usize>> = (0..groups).map(|_| vec![random.next() as usize % 50]).collect();
+        check(&comm, DType::I32, ReduceOp::Sum, &shapes, 0, ReduceScatter::new(ReduceOp::Sum), 0);
+        if random.next().is_multiple_of(2) {
+            let mut buffers: Vec<_> = (0..8).map(|r| comm.buffer_from(r, &[r as u32; 99]).expect("buffer")).collect();
+            comm.broadcast_in_place(&mut buffers, 5).expect("launch").wait().expect("outcome");
+            assert!(buffers.iter().all(|b| b.to_vec().expect("read") == [5; 99]));
+        }
+    }
+}
+
+/// Cases C2, C3: in place, and nothing outside the rank's own part changes.
+#[rstest]
+fn c3_in_place_leaves_the_other_parts_alone(#[values(1, 2, 3, 4, 8)] ranks: usize, #[values(DType::F32, DType::BF16, DType::I8)] dtype: DType) {
+    let comm = communicator(ranks);
+    for shape in [vec![ranks * 5 + 1], vec![7, 3], vec![2000, 11]] {
+        let op = ReduceOp::Sum;
+        let count: usize = shape.iter().product();
+        let data: Vec<Vec<u8>> = (0..ranks).map(|r| Random(r as u64).elements(dtype, count)).collect();
+        let mut buffers: Vec<_> = (0..ranks)
+            .map(|r| Guarded::<B>::with(comm.stream(r).expect("a rank"), dtype, &data[r], 1))
+            .collect();
+        let what = ReduceScatter::new(op).shape(shape.clone());
+        comm.reduce_scatter_in_place(buffers.iter_mut().map(Guarded::output), what.clone()).expect("launch").wait().expect("outcome");
+        let whole = oracle::reduce(dtype, op, &data.iter().map(Vec::as_slice).collect::<Vec<_>>());
+        for rank in 0..ranks {
+            let part = comm.part(rank, count, what.clone()).expect("part");
+            let bytes = part.offset as usize * dtype.size()..(part.offset + part.count()) as usize * dtype.size();
+            let mut expected = data[rank].clone();
+            expected[bytes.clone()].copy_from_slice(&whole[bytes]);
+            assert_same(&format!("{ranks} ranks, {dtype}, {shape:?}, rank {rank}"), dtype, &buffers[rank].data(), &expected);
+        }
+    }
+}
+
+#[rstest]
+fn sixty_four_ranks() {
+    let comm = communicator(64);
+    check(&comm, DType::F32, ReduceOp::Sum, &[vec![64 * 33 + 5]], 0, ReduceScatter::new(ReduceOp::Sum), 0);
+    check(&comm, DType::I8, ReduceOp::Average, &[vec![64 * 33 + 5]], 0, ReduceScatter::new(ReduceOp::Average), 0);
+    let shapes: Vec<_> = (0..4).map(|g| vec![g * 40, 3]).collect();
+    check(&comm, DType::BF16, ReduceOp::Average, &shapes, 0, ReduceScatter::new(ReduceOp::Average), 0);
+}
+
+/// Case B5: counts from a report.
+#[rstest]
+#[case(8, 10_556_587)]
+#[case(7, 10_556_581)]
+fn b5_large_ragged_counts(#[case] ranks: usize, #[case] count: usize) {
+    let comm = communicator(ranks);
+    check(&comm, DType::F32, ReduceOp::Sum, &[vec![count]], 0, ReduceScatter::new(ReduceOp::Sum), 0);
+}

@@ -1,0 +1,175 @@
+//! What the suites share: guarded buffers, random data, the naive oracle.
+
+#![allow(dead_code)]
+
+pub(crate) mod oracle;
+
+use std::time::Duration;
+
+use crossccl::{Backend, Buffer, Communicator, DType, RankComm, Slice, SliceMut, Untyped};
+
+/// Elements of guard before and after every buffer.
+const GUARD: usize = 32;
+const GUARD_BYTE: u8 = 0xA5;
+/// What outputs hold before a call, so that an element that was not written shows.
+pub(crate) const POISON_BYTE: u8 = 0xAB;
+
+/// A communicator whose waits end soon: a test that hangs is a failure with a name.
+pub(crate) fn communicator<B: Backend>(ranks: usize) -> Communicator<B> {
+    Communicator::builder(0..ranks).timeout(Duration::from_secs(20)).build().expect("communicator")
+}
+
+/// The same, one handle a rank, with a short limit for tests of missing ranks.
+pub(crate) fn rank_handles<B: Backend>(ranks: usize, limit: Duration) -> Vec<RankComm<B>> {
+    Communicator::builder(0..ranks).timeout(limit).build().expect("communicator").into_ranks()
+}
+
+/// Runs `body` for every rank on a thread of its own.
+pub(crate) fn on_threads<B: Backend, R: Send>(
+    ranks: &[RankCell<B>],
+    body: impl Fn(usize, &RankComm<B>) -> R + Sync,
+) -> Vec<R> {
+    std::thread::scope(|scope| {
+        let body = &body;
+        let threads: Vec<_> = ranks
+            .iter()
+            .enumerate()
+            .map(|(rank, cell)| scope.spawn(move || body(rank, &cell.0.lock().expect("one thread a rank"))))
+            .collect();
+        threads.into_iter().map(|t| t.join().expect("no panic")).collect()
+    })
+}
+
+/// Handles are not `Sync`; a lock lends each to its thread.
+pub(crate) struct RankCell<B: Backend>(std::sync::Mutex<RankComm<B>>);
+
+pub(crate) fn cells<B: Backend>(ranks: Vec<RankComm<B>>) -> Vec<RankCell<B>> {
+    ranks.into_iter().map(|r| RankCell(std::sync::Mutex::new(r))).collect()
+}
+
+/// A buffer between guards, `offset` elements away from where a vector would be aligned.
+pub(crate) struct Guarded<B: Backend> {
+    pub(crate) buffer: Buffer<B, Untyped>,
+    start: usize,
+    pub(crate) len: usize,
+}
+
+impl<B: Backend> Guarded<B> {
+    pub(crate) fn new(stream: &B::Stream, dtype: DType, len: usize, offset: usize) -> Self {
+        let mut buffer = Buffer::with_dtype(stream, dtype, GUARD + offset + len + GUARD).expect("buffer");
+        let mut bytes = vec![GUARD_BYTE; buffer.size_in_bytes()];
+        let (from, to) = ((GUARD + offset) * dtype.size(), (GUARD + offset + len) * dtype.size());
+        bytes[from..to].fill(POISON_BYTE);
+        buffer.write_bytes(&bytes).expect("write");
+        Guarded { buffer, start: GUARD + offset, len }
+    }
+
+    pub(crate) fn with(stream: &B::Stream, dtype: DType, data: &[u8], offset: usize) -> Self {
+        let mut guarded = Self::new(stream, dtype, data.len() / dtype.size(), offset);
+        guarded.set(data);
+        guarded
+    }
+
+    pub(crate) fn set(&mut self, data: &[u8]) {
+        let mut bytes = vec![0; self.buffer.size_in_bytes()];
+        self.buffer.read_bytes(&mut bytes).expect("read");
+        let from = self.start * self.buffer.dtype().size();
+        bytes[from..from + data.len()].copy_from_slice(data);
+        self.buffer.write_bytes(&bytes).expect("write");
+    }
+
+    pub(crate) fn input(&self) -> Slice<'_, B, Untyped> {
+        self.buffer.slice(self.start..self.start + self.len).expect("inside")
+    }
+
+    pub(crate) fn output(&mut self) -> SliceMut<'_, B, Untyped> {
+        self.buffer.slice_mut(self.start..self.start + self.len).expect("inside")
+    }
+
+    /// The data; panics where a guard was overwritten (I13).
+    pub(crate) fn data(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.buffer.size_in_bytes()];
+        self.buffer.read_bytes(&mut bytes).expect("read");
+        let size = self.buffer.dtype().size();
+        let (from, to) = (self.start * size, (self.start + self.len) * size);
+        if let Some(at) = (0..from).chain(to..bytes.len()).find(|i| bytes[*i] != GUARD_BYTE) {
+            panic!("byte {at} outside {from}..{to} was overwritten with {:#x}", bytes[at]);
+        }
+        bytes[from..to].to_vec()
+    }
+
+    pub(crate) fn is_untouched(&self) -> bool {
+        self.data().iter().all(|b| *b == POISON_BYTE)
+    }
+}
+
+/// Splitmix64: small, good enough, the same everywhere.
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub(crate) fn bytes(&mut self, len: usize) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(len + 8);
+        while bytes.len() < len {
+            bytes.extend(self.next().to_le_bytes());
+        }
+        bytes.truncate(len);
+        bytes
+    }
+
+    /// Elements of every kind: any bits (NaN, infinities, huge), small numbers whose sums are
+    /// interesting, denormals, zeros of both signs.
+    pub(crate) fn elements(&mut self, dtype: DType, count: usize) -> Vec<u8> {
+        let size = dtype.size();
+        let mut bytes = Vec::with_capacity(count * size);
+        let (sign, one): (u64, u64) = match dtype {
+            DType::F16 => (1 << 15, 0x3c00),
+            DType::BF16 => (1 << 15, 0x3f80),
+            DType::F32 => (1 << 31, 0x3f80_0000),
+            DType::F64 => (1 << 63, 0x3ff0_0000_0000_0000),
+            _ => (0, 0),
+        };
+        for _ in 0..count {
+            let r = self.next();
+            let value = if sign == 0 {
+                r >> 8
+            } else {
+                let bits = self.next();
+                match r % 16 {
+                    0 => bits,
+                    1 => bits & sign,
+                    2 => bits & (sign | 0x7f),
+                    // Around 1, with any mantissa, of both signs.
+                    _ => (bits & sign) | (one + (bits & (sign >> 1)) / 64),
+                }
+            };
+            bytes.extend(&value.to_le_bytes()[..size]);
+        }
+        bytes
+    }
+}
+
+/// Says where two byte strings of elements differ first.
+pub(crate) fn assert_same(what: &str, dtype: DType, got: &[u8], expected: &[u8]) {
+    assert_eq!(got.len(), expected.len(), "{what}: lengths");
+    let size = dtype.size();
+    let wrong: Vec<usize> =
+        (0..got.len() / size).filter(|i| got[i * size..][..size] != expected[i * size..][..size]).collect();
+    if let Some(first) = wrong.first() {
+        let at = first * size..(first + 1) * size;
+        panic!(
+            "{what}: {} of {} elements wrong, the first at {first}: got {:02x?}, expected {:02x?} (little endian)",
+            wrong.len(),
+            got.len() / size,
+            &got[at.clone()],
+            &expected[at]
+        );
+    }
+}
