@@ -27,6 +27,18 @@
 //! [`Error::Unsupported`] in this version.
 
 #![deny(unsafe_code)]
+// Nothing panics on a driver's answer or a caller's input.
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::todo,
+        clippy::unimplemented,
+        clippy::unreachable
+    )
+)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod abi;

@@ -1,4 +1,4 @@
-use crossccl::{Algorithm, Broadcast, Communicator, DType};
+use crossccl::{Algorithm, Broadcast, Communicator, DType, RawRank};
 use rstest::rstest;
 
 use super::B;
@@ -145,4 +145,26 @@ fn b1_more_than_four_gib() {
         }
     }
     assert_eq!(found, marks.into_iter().zip(1..).collect::<Vec<_>>());
+}
+
+/// I9: the 16 bits of epoch in a record's fingerprint wrap around, which must not matter.
+#[rstest]
+fn i9_more_launches_than_a_fingerprint_counts() {
+    let comm = communicator::<B>(2);
+    let streams: Vec<_> = (0..2).map(|r| comm.stream(r).expect("a rank").clone()).collect();
+    let mut data: Vec<_> = (0..2).map(|r| comm.buffer_from(r, &[r as u8; 3]).expect("buffer")).collect();
+    let ranks: Vec<_> = data.iter().map(|b| RawRank { send: b.address(), recv: b.address() }).collect();
+    for round in 0..(1usize << 16) / 64 + 2 {
+        for call in 0..64 {
+            // SAFETY: the buffers outlive the wait below, and nothing else uses them until then.
+            let launched = unsafe { comm.broadcast_raw(&ranks, &streams, 3, DType::U8, (round + call) % 2) };
+            let launched = launched.expect("launch");
+            if call == 63 {
+                launched.wait().expect("outcome");
+            }
+        }
+    }
+    data[1].write(&[9; 3]).expect("write");
+    comm.broadcast_in_place(&mut data, 1).expect("launch").wait().expect("outcome");
+    assert_eq!(data[0].to_vec().expect("read"), [9; 3]);
 }
