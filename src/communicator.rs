@@ -35,6 +35,9 @@ use crate::{
 /// How long drops and resets wait for kernels that were told to stop.
 const STOP_LIMIT: Duration = Duration::from_secs(1);
 
+/// How long the drop of a collective without a time limit waits before it aborts: the default limit.
+const DROP_LIMIT: Duration = if cfg!(test) { Duration::from_millis(200) } else { Duration::from_secs(30) };
+
 /// The ranks of one process, used together: one call drives every rank.
 ///
 /// [`into_ranks`](Self::into_ranks) takes it apart for one thread a rank.
@@ -359,6 +362,17 @@ impl<B: Backend> Launched<B> {
     pub fn wait(&self) -> Result<()> {
         self.shared.outcome(&self.launches)
     }
+
+    /// As [`wait`](Self::wait), but a call without a time limit is aborted in the end.
+    pub(crate) fn wait_bounded(&self) -> Result<()> {
+        let deadline = Instant::now() + DROP_LIMIT;
+        for launch in self.launches.iter().filter(|l| l.unlimited) {
+            if !B::wait(&launch.event, Some(deadline)).map_err(|f| self.shared.driver_error(launch.rank, f))? {
+                self.shared.abort(Error::Aborted);
+            }
+        }
+        self.wait()
+    }
 }
 
 impl<B: Backend> fmt::Debug for Launched<B> {
@@ -375,6 +389,8 @@ pub(crate) struct Launch<B: Backend> {
     pub(crate) event: B::Event,
     /// Which life of the communicator, counted by resets, it belongs to.
     pub(crate) generation: u64,
+    /// It waits for ever.
+    pub(crate) unlimited: bool,
 }
 
 /// What the ranks share. Owned by every handle; memory that peers or kernels touch goes with the last.
@@ -508,12 +524,17 @@ impl<B: Backend> Shared<B> {
         // Before the lock: to tell what the others did last, it takes theirs.
         self.notice_failures();
         let state = lock(&self.ranks[rank].state);
+        self.refuse_if_poisoned()?;
+        Ok(state)
+    }
+
+    pub(crate) fn refuse_if_poisoned(&self) -> Result<()> {
         if self.poisoned.load(Ordering::Acquire)
             && let Some(cause) = &*lock(&self.poison)
         {
             return Err(Error::poisoned(cause));
         }
-        Ok(state)
+        Ok(())
     }
 
     /// A failure that nobody has waited for stands in a status record.
@@ -557,8 +578,9 @@ impl<B: Backend> Shared<B> {
     fn outcome_of(&self, launch: &Launch<B>) -> Result<()> {
         let rank = &self.ranks[launch.rank];
         B::wait(&launch.event, None).map_err(|f| self.driver_error(launch.rank, f))?;
-        let generation = self.generation();
-        if launch.generation == generation && rank.load(control::STATE) == 0 {
+        // In this order: a reset counts itself before it clears the state.
+        let state = rank.load(control::STATE);
+        if state == 0 && launch.generation == self.generation() {
             return Ok(());
         }
         // A reset may have come in between: its record of what had failed decides then.
@@ -585,6 +607,7 @@ impl<B: Backend> Shared<B> {
     pub(crate) fn quarantine(&self, launch: &Launch<B>, memory: impl Iterator<Item = Arc<Allocation<B>>>) {
         let mut state = lock(&self.ranks[launch.rank].state);
         if launch.generation != self.generation() {
+            memory.for_each(|one| one.land());
             return;
         }
         for one in memory {
@@ -657,6 +680,7 @@ impl<B: Backend> Shared<B> {
             })
             .collect();
         self.raise_epochs()?;
+        self.generation.fetch_add(1, Ordering::AcqRel);
         for ((rank, state), cause) in self.ranks.iter().zip(&mut states).zip(causes) {
             if let Some((from, cause)) = cause {
                 if state.failed.len() == FAILURES_KEPT {
@@ -667,6 +691,7 @@ impl<B: Backend> Shared<B> {
             }
             for memory in state.quarantine.drain(..) {
                 memory.set_borrowed(false);
+                memory.land();
             }
             rank.store(control::CALL, 0);
             rank.store(control::STATE, 0);
@@ -674,7 +699,6 @@ impl<B: Backend> Shared<B> {
         }
         *lock(&self.poison) = None;
         self.poisoned.store(false, Ordering::Release);
-        self.generation.fetch_add(1, Ordering::AcqRel);
         Ok(())
     }
 
@@ -737,5 +761,35 @@ impl<B: Backend> Drop for Shared<B> {
         if !at_rest {
             self.leak();
         }
+    }
+}
+
+#[cfg(all(test, feature = "cpu"))]
+mod tests {
+    use super::*;
+    use crate::Cpu;
+
+    /// A drop does not wait without limit, even for a call that does.
+    #[test]
+    fn dropping_a_call_without_limit_aborts_it_in_the_end() {
+        let ranks = Communicator::<Cpu>::builder(0..2).timeout(None).build().unwrap().into_ranks();
+        let mut data = ranks[0].buffer::<u8>(10).unwrap();
+        let begin = Instant::now();
+        drop(ranks[0].broadcast_in_place(&mut data, 1).unwrap());
+        assert!(begin.elapsed() >= DROP_LIMIT && begin.elapsed() < 5 * DROP_LIMIT);
+        let error = ranks[0].broadcast_in_place(&mut data, 1).unwrap_err();
+        assert_eq!(error, Error::Poisoned { cause: Box::new(Error::Aborted) });
+    }
+
+    /// A leaked handle leaves memory that peers may still read: the host cannot write it.
+    #[test]
+    fn a_leaked_handle_keeps_writers_away() {
+        let comm = Communicator::<Cpu>::builder(0..2).build().unwrap();
+        let mut data = [0, 1].map(|r| comm.buffer_from(r, &[r as u8; 10]).unwrap());
+        std::mem::forget(comm.broadcast_in_place(&mut data, 1).unwrap());
+        assert_eq!(data[0].to_vec().unwrap(), [1; 10]);
+        assert!(matches!(data[1].write(&[2; 10]), Err(Error::Busy { .. })));
+        assert!(matches!(data[1].fill_bytes(2), Err(Error::Busy { .. })));
+        assert!(matches!(data[1].write_at(0, &[2]), Err(Error::Busy { .. })));
     }
 }

@@ -13,8 +13,8 @@ use crate::{
 /// A collective in flight. It borrows the buffers: they can be used again after
 /// [`wait`](Self::wait), or after it was dropped, which waits as well.
 ///
-/// The memory is kept alive by the collective itself, and host access goes through the rank's stream,
-/// so leaking an `InFlight` is safe, too.
+/// Leaking an `InFlight` is safe: the collective itself keeps the memory alive, host reads go through the
+/// rank's stream, and host writes to such a buffer answer [`Error::Busy`](crate::Error::Busy).
 #[must_use = "the outcome is told by `wait` alone; dropping it waits"]
 pub struct InFlight<'a, B: Backend> {
     launched: Launched<B>,
@@ -29,6 +29,9 @@ impl<'a, B: Backend> InFlight<'a, B> {
         owners: SmallVec<[Arc<Allocation<B>>; 16]>,
         buffers: PhantomData<&'a mut ()>,
     ) -> Self {
+        for memory in &owners {
+            memory.take_off();
+        }
         InFlight { launched, owners, waited: false, _buffers: buffers }
     }
 
@@ -43,26 +46,28 @@ impl<'a, B: Backend> InFlight<'a, B> {
     /// [`Error::Aborted`](crate::Error::Aborted) after an abort;
     /// [`Error::Poisoned`](crate::Error::Poisoned) where an earlier collective had failed.
     pub fn wait(mut self) -> Result<()> {
-        self.finish()
-    }
-
-    fn finish(&mut self) -> Result<()> {
         self.waited = true;
         let outcome = self.launched.wait();
-        if outcome.is_err()
-            && let Some(launch) = self.launched.launches.first()
-        {
-            self.launched.shared.quarantine(launch, self.owners.drain(..));
-        }
+        self.land(&outcome);
         outcome
+    }
+
+    fn land(&mut self, outcome: &Result<()>) {
+        match (outcome, self.launched.launches.first()) {
+            (Err(_), Some(launch)) => self.launched.shared.quarantine(launch, self.owners.drain(..)),
+            _ => self.owners.drain(..).for_each(|memory| memory.land()),
+        }
     }
 }
 
 impl<B: Backend> Drop for InFlight<'_, B> {
     fn drop(&mut self) {
-        if !self.waited
-            && let Err(error) = self.finish()
-        {
+        if self.waited {
+            return;
+        }
+        let outcome = self.launched.wait_bounded();
+        self.land(&outcome);
+        if let Err(error) = outcome {
             tracing::warn!(target: "crossccl", %error, "a collective that nobody waited for failed");
         }
     }

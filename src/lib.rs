@@ -41,6 +41,11 @@
 )]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+/// The README's example is a doc test.
+#[cfg(all(doctest, feature = "cpu"))]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 mod abi;
 mod any;
 mod backend;

@@ -76,7 +76,7 @@ pub(crate) unsafe fn enqueue<B: Backend>(
     state.remember(prepared);
     let event = B::record(stream).map_err(fault)?;
     state.last = Some((stream.clone(), event.clone()));
-    Ok(Launch { rank: *rank, call, event, generation: shared.generation() })
+    Ok(Launch { rank: *rank, call, event, generation: shared.generation(), unlimited: prepared.limit.is_none() })
 }
 
 /// A group of one rank.

@@ -2,7 +2,7 @@
 
 use std::sync::{
     Arc,
-    atomic::{AtomicBool, AtomicU64, Ordering},
+    atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
 };
 
 use super::{Backend, Fault, MemoryKind};
@@ -14,6 +14,9 @@ pub(crate) struct Allocation<B: Backend> {
     kind: MemoryKind,
     address: u64,
     bytes: usize,
+    /// Collectives that may read it from other ranks: in flight, leaked, or failed and not reset. The
+    /// host must not write it meanwhile.
+    flights: AtomicUsize,
     /// Set while a failed collective may still touch it: until `reset`.
     borrowed: AtomicBool,
     /// Never give it back: a kernel that cannot be stopped may use it.
@@ -28,6 +31,7 @@ impl<B: Backend> Allocation<B> {
             kind,
             address,
             bytes,
+            flights: AtomicUsize::new(0),
             borrowed: AtomicBool::new(false),
             leaked: AtomicBool::new(false),
         }))
@@ -39,6 +43,18 @@ impl<B: Backend> Allocation<B> {
 
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    pub(crate) fn take_off(&self) {
+        self.flights.fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub(crate) fn land(&self) {
+        self.flights.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    pub(crate) fn is_in_flight(&self) -> bool {
+        self.flights.load(Ordering::Acquire) > 0
     }
 
     pub(crate) fn set_borrowed(&self, borrowed: bool) {

@@ -240,6 +240,8 @@ fn check_view<B: Backend>(
         return Err(invalid(operation, Some(rank), argument, format!("elements of {dtype}"), view.dtype));
     }
     if view.memory.is_borrowed() {
+        // Why it is borrowed says more, where this communicator is the reason.
+        shared.refuse_if_poisoned()?;
         return Err(Error::Busy {
             operation,
             what: format!(
