@@ -33,9 +33,12 @@ CROSSCCL_DEVICE void broadcast_one_stage(const Block& b, const Arguments& a) {
 //   each round, a segment cut into one chunk a rank:
 //     1. non-root r pulls chunk r from the root into its payload half and its output, flags "staged"
 //     2. it gathers the other chunks: the root's from the root's input, p's from p's payload
-//        after p's flag, and credits each owner
-//     before it overwrites a half it waits for the credits of two rounds ago
-//   end: every rank waits for the credits of those that read its memory (payload, root's input)
+//        after p's flag
+//   end: every rank credits those that it read from, and waits for the credits of those that read
+//        from it (payload, root's input)
+//
+// Two halves are enough without a credit a round: before I overwrite half i % 2 in round i, I have
+// gathered round i - 1 from every p, which p staged only after it had gathered round i - 2 from me.
 //
 // Flag flights: record, staged, credit. Link load of the root: 2(n-1)/n of the message.
 CROSSCCL_DEVICE void broadcast_two_stage_staged(const Block& b, const Arguments& a) {
@@ -49,12 +52,11 @@ CROSSCCL_DEVICE void broadcast_two_stage_staged(const Block& b, const Arguments&
   const uint8_t* in = meet.ok ? meet.input_of(root) : nullptr;
   for (uint32_t round = 0; round < a.rounds; ++round) {
     const uint64_t at = round * a.segment, left = a.bytes - at, bytes = left < a.segment ? left : a.segment;
-    const uint64_t half = (round & 1) * a.payload_half;
+    const uint64_t half = planted(kOneHalf) ? 0 : (round & 1) * a.payload_half;
     if (is_root) {
       if (meet.ok && out != nullptr && out != in) copy(b, out + at, in + at, bytes);
       continue;
     }
-    if (round >= 2) meet.await(kDone, round - 2, other_readers);
     if (meet.ok) {
       Span c = chunk(bytes, n, me);
       copy_to_both(b, meet.own.payload() + half, out + at + c.begin, in + at + c.begin, c.end - c.begin);
@@ -69,9 +71,8 @@ CROSSCCL_DEVICE void broadcast_two_stage_staged(const Block& b, const Arguments&
       const uint8_t* from = p == root ? in + at + c.begin : meet.peer(p).payload() + half;
       copy(b, out + at + c.begin, from, c.end - c.begin);
     }
-    // One credit a round to every rank that I have read from; the root looks at the last only.
-    meet.signal(kDone, round, [](uint32_t) { return true; });
   }
+  if (!is_root) meet.signal(kDone, a.rounds - 1, [](uint32_t) { return true; });
   meet.await(kDone, a.rounds - 1, other_readers);
   meet.finish();
 }

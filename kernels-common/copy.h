@@ -14,6 +14,7 @@ struct Span {
 };
 CROSSCCL_DEVICE Span balanced(uint64_t units, uint32_t parts, uint32_t index) {
   uint64_t each = units / parts, more = units % parts;
+  if (planted(kRemainderLast)) return Span{index * each, index + 1 == parts ? units : (index + 1) * each};
   uint64_t begin = index * each + (index < more ? index : more);
   return Span{begin, begin + each + (index < more ? 1 : 0)};
 }

@@ -18,7 +18,8 @@ namespace crossccl {
 template <class T, uint32_t N> struct Inputs {
   const T* at[N];
   CROSSCCL_METHOD explicit Inputs(const Rendezvous& meet) {
-    CROSSCCL_UNROLL for (uint32_t p = 0; p < N; ++p) at[p] = (const T*)meet.input_of(p);
+    CROSSCCL_UNROLL for (uint32_t p = 0; p < N; ++p)
+      at[p] = (const T*)meet.input_of(planted(kRotatedOrder) ? (meet.a.rank + p) % N : p);
   }
   CROSSCCL_METHOD const T* operator[](uint32_t p) const { return at[p]; }
   CROSSCCL_METHOD uint32_t ranks() const { return N; }
@@ -85,6 +86,7 @@ template <class T, class Op, uint32_t N> struct Reducer {
 
 template <class T, class Op, uint32_t N> CROSSCCL_DEVICE void reduce_scatter(const Block& b, const Arguments& a) {
   Rendezvous meet(a, b);
+  if (planted(kIdleBlockReturns) && b.block * kTile >= a.outer * a.run * sizeof(T)) return;
   meet.start();
   if (meet.expect_all()) {
     const Inputs<T, N> in(meet);

@@ -6,6 +6,7 @@
 //   CROSSCCL_DEVICE            qualifier of a device function, internal linkage, inlined
 //   CROSSCCL_METHOD            qualifier of a device member function or lambda-like functor
 //   CROSSCCL_UNROLL            before a loop with a constant trip count
+//   CROSSCCL_PLANTED           0 (see planted.h)
 //
 // Geometry
 //   struct Block { uint32_t block, blocks, thread, threads; void sync() const; bool any(bool) const; }

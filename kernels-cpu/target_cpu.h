@@ -10,9 +10,13 @@
 #define CROSSCCL_DEVICE static inline
 #define CROSSCCL_METHOD inline
 #define CROSSCCL_UNROLL
+#ifndef CROSSCCL_PLANTED
+#define CROSSCCL_PLANTED 0
+#endif
 
 #include "../kernels-common/abi.h"
 #include "../kernels-common/target.h"
+#include "../kernels-common/planted.h"
 
 namespace crossccl {
 

@@ -1,0 +1,25 @@
+// Bugs planted on purpose, one at a time, to show that the checks find them. The target header defines
+// CROSSCCL_PLANTED, 0 in every build but those of scripts/check-mutants, so all of this folds away.
+// tests/cpp/mutants.txt says what catches which.
+#pragma once
+
+namespace crossccl {
+
+enum Planted : uint32_t {
+  kPlantedNone = 0,
+  kRelaxedRelease = 1,    // flags are stored without release
+  kNoRecordWait = 2,      // nobody waits for records: the start
+  kNoStagedWait = 3,      // chunks are gathered before they are staged: the middle
+  kNoCreditWait = 4,      // a rank goes on while others still read its memory: the end
+  kOneHalf = 5,           // one payload half instead of two: overwritten while it is read
+  kRotatedOrder = 6,      // each rank starts the sum with itself
+  kRemainderLast = 7,     // the last chunk takes all of the remainder
+  kIdleBlockReturns = 8,  // a block without work leaves early
+  kEarlyEpoch = 9,        // the first block to finish advances the epoch
+  kNoPoisonLook = 10,     // a late rank does not look at the poison words
+  kNoCompare = 11,        // records are not compared
+};
+
+constexpr bool planted(Planted bug) { return CROSSCCL_PLANTED == bug; }
+
+}  // namespace crossccl

@@ -1,0 +1,264 @@
+// The CPU-compiled kernels as a C++ program, for ThreadSanitizer and AddressSanitizer: ranks and blocks
+// are threads, buffers end where their allocation ends. scripts/check-sanitizers builds and runs it.
+#include "../../kernels-cpu/target_cpu.h"
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <random>
+#include <thread>
+#include <vector>
+
+using namespace crossccl;
+
+namespace {
+
+using Kernel = void (*)(const Block&, const Arguments&);
+
+int checks = 0, failures = 0;
+uint64_t time_limit = 20ull * 1000 * 1000 * 1000;
+
+void check(bool good, const char* what) {
+  ++checks;
+  if (!good) ++failures, std::printf("FAILED: %s\n", what);
+}
+
+struct Free {
+  void operator()(void* p) const { std::free(p); }
+};
+template <class T> std::unique_ptr<T, Free> zeroed(size_t bytes) {
+  void* p = std::aligned_alloc(kLine, (bytes + kLine - 1) / kLine * kLine);
+  memset(p, 0, bytes);
+  return std::unique_ptr<T, Free>((T*)p);
+}
+
+// A communicator of one process, without its host side.
+struct World {
+  uint32_t ranks, max_blocks = 8;
+  uint64_t half = 256;
+  SignalLayout layout;
+  std::vector<std::unique_ptr<uint8_t, Free>> signal;
+  std::vector<std::unique_ptr<Control, Free>> control;
+  uint64_t limit = time_limit;
+
+  explicit World(uint32_t n) : ranks(n), layout(signal_layout(n, 1, max_blocks)) {
+    for (uint32_t r = 0; r < n; ++r) {
+      signal.push_back(zeroed<uint8_t>(layout.payload + 2 * half));
+      control.push_back(zeroed<Control>(sizeof(Control)));
+    }
+  }
+
+  Arguments arguments(uint32_t rank, uint64_t call) const {
+    Arguments a{};
+    for (uint32_t p = 0; p < ranks; ++p) a.signal[p] = (uint64_t)signal[p].get();
+    a.control = (uint64_t)control[rank].get();
+    a.rank = a.world_rank = rank;
+    a.ranks = a.world = ranks;
+    a.domains = 1;
+    a.max_blocks = max_blocks;
+    a.call = call;
+    a.limit = limit;
+    a.payload_half = half;
+    a.rounds = 1;
+    return a;
+  }
+};
+
+// One collective after the other on every rank, each rank's blocks together, without a barrier between
+// ranks: a fast rank may be a launch ahead.
+struct Launch {
+  Kernel kernel;
+  std::vector<Arguments> of;  // by rank
+};
+void run(const World& w, uint32_t blocks, const std::vector<Launch>& launches, unsigned seed,
+         const std::function<bool(uint32_t)>& takes_part = [](uint32_t) { return true; }) {
+  std::vector<std::thread> threads;
+  for (uint32_t r = 0; r < w.ranks; ++r) {
+    if (!takes_part(r)) continue;
+    threads.emplace_back([&, r] {
+      std::mt19937 random(seed * 64 + r);
+      for (const Launch& l : launches) {
+        if (random() % 4 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 200));
+        std::vector<std::thread> crew;
+        for (uint32_t b = 1; b < blocks; ++b)
+          crew.emplace_back([&, b] { l.kernel(Block{b, blocks, 0, 1}, l.of[r]); });
+        l.kernel(Block{0, blocks, 0, 1}, l.of[r]);
+        for (auto& t : crew) t.join();
+      }
+    });
+  }
+  for (auto& t : threads) t.join();
+}
+
+void broadcasts(uint32_t ranks, uint32_t blocks, bool staged, unsigned seed) {
+  World w(ranks);
+  std::mt19937 random(seed);
+  const int rounds = 6;
+  std::vector<Launch> launches;
+  std::vector<std::vector<std::vector<uint8_t>>> data;  // launch, rank
+  for (int i = 0; i < rounds; ++i) {
+    const uint32_t root = random() % ranks;
+    const uint64_t bytes = random() % 3 == 0 ? random() % 40 : random() % 60000;
+    std::vector<std::vector<uint8_t>> buffers(ranks, std::vector<uint8_t>(bytes, 0xab));
+    for (auto& x : buffers[root]) x = uint8_t(random());
+    data.push_back(std::move(buffers));
+    Launch l{staged ? broadcast_two_stage_staged : broadcast_one_stage, {}};
+    for (uint32_t r = 0; r < ranks; ++r) {
+      Arguments a = w.arguments(r, i + 1);
+      a.root = root;
+      a.bytes = a.count = bytes;
+      a.output = (uint64_t)data.back()[r].data();
+      a.input = r == root ? a.output : 0;
+      a.fingerprint = bytes * 64 + root;
+      a.segment = staged ? w.half * ranks : bytes;
+      a.rounds = staged ? uint32_t((bytes + a.segment - 1) / a.segment) : 1;
+      if (a.rounds == 0) a.rounds = 1;
+      l.of.push_back(a);
+    }
+    launches.push_back(l);
+  }
+  run(w, blocks, launches, seed);
+  for (int i = 0; i < rounds; ++i)
+    for (uint32_t r = 0; r < ranks; ++r) check(data[i][r] == data[i][launches[i].of[0].root], "broadcast: a rank's copy");
+  for (auto& c : w.control) check(c->state == kNone, "broadcast: no failure");
+}
+
+template <uint32_t N> void reduce_scatters(uint32_t ranks, uint32_t blocks, unsigned seed) {
+  World w(ranks);
+  std::mt19937 random(seed);
+  const int rounds = 4;
+  std::vector<Launch> launches;
+  std::vector<std::vector<std::vector<float>>> in, out;
+  for (int i = 0; i < rounds; ++i) {
+    const uint64_t each = random() % 9000;
+    in.emplace_back(ranks, std::vector<float>(each * ranks));
+    out.emplace_back(ranks, std::vector<float>(each, -1));
+    for (auto& v : in.back())
+      for (auto& x : v) x = float(int32_t(random())) / 65536;
+    Launch l{reduce_scatter<float, Sum, N>, {}};
+    for (uint32_t r = 0; r < ranks; ++r) {
+      Arguments a = w.arguments(r, i + 1);
+      a.input = (uint64_t)in.back()[r].data();
+      a.output = (uint64_t)out.back()[r].data();
+      a.count = each * ranks;
+      a.fingerprint = each;
+      a.outer = 1;
+      a.run = each;
+      a.stride = a.count;
+      a.offset = r * each;
+      l.of.push_back(a);
+    }
+    launches.push_back(l);
+  }
+  run(w, blocks, launches, seed);
+  for (int i = 0; i < rounds; ++i)
+    for (uint32_t r = 0; r < ranks; ++r) {
+      const uint64_t each = out[i][r].size();
+      bool good = true;
+      for (uint64_t k = 0; k < each; ++k) {
+        float sum = in[i][0][r * each + k];
+        for (uint32_t p = 1; p < ranks; ++p) sum += in[i][p][r * each + k];
+        good = good && out[i][r][k] == sum;
+      }
+      check(good, "reduce_scatter: a rank's part");
+    }
+  for (auto& c : w.control) check(c->state == kNone, "reduce_scatter: no failure");
+}
+
+// Case E3: each rank overwrites its input as soon as its own launch is over, and gives it again.
+template <uint32_t N> void inputs_are_free_after_the_launch(uint32_t blocks, bool reduce, unsigned seed) {
+  World w(N);
+  const uint64_t each = 20000;
+  std::vector<std::vector<int32_t>> in(N, std::vector<int32_t>(each * N)), out(N, std::vector<int32_t>(each * N));
+  std::vector<std::thread> ranks;
+  std::atomic<int> wrong{0};
+  for (uint32_t r = 0; r < N; ++r)
+    ranks.emplace_back([&, r] {
+      std::mt19937 random(seed * 64 + r);
+      for (int32_t round = 1; round <= 30; ++round) {
+        for (auto& x : in[r]) x = round * int32_t(r + 1);
+        if (random() % 3 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 300));
+        Arguments a = w.arguments(r, round);
+        a.input = (uint64_t)in[r].data();
+        a.output = (uint64_t)out[r].data();
+        a.count = each * N;
+        a.bytes = a.segment = a.count * 4;
+        a.outer = 1, a.run = each, a.stride = a.count, a.offset = r * each;
+        a.root = 0;
+        Kernel kernel = reduce ? reduce_scatter<int32_t, Sum, N> : broadcast_one_stage;
+        std::vector<std::thread> crew;
+        for (uint32_t b = 1; b < blocks; ++b) crew.emplace_back([&, b] { kernel(Block{b, blocks, 0, 1}, a); });
+        kernel(Block{0, blocks, 0, 1}, a);
+        for (auto& t : crew) t.join();
+        const int32_t expected = reduce ? round * int32_t(N * (N + 1) / 2) : round;
+        for (uint64_t i = 0; i < (reduce ? each : each * N); ++i) wrong += out[r][i] != expected;
+        for (auto& x : in[r]) x = -1;
+      }
+    });
+  for (auto& t : ranks) t.join();
+  check(wrong == 0, "an input is free after the launch");
+}
+
+// The paths of failure: a rank that never comes, one that comes late, one that wants something else.
+void failures_end(uint32_t ranks, uint32_t blocks, int which) {
+  World w(ranks);
+  w.limit = 50 * 1000 * 1000;
+  std::vector<std::vector<uint8_t>> data(ranks, std::vector<uint8_t>(5000, 0xab));
+  Launch l{broadcast_two_stage_staged, {}};
+  for (uint32_t r = 0; r < ranks; ++r) {
+    Arguments a = w.arguments(r, 1);
+    a.root = 0;
+    a.bytes = a.count = 5000;
+    a.output = (uint64_t)data[r].data();
+    a.input = r == 0 ? a.output : 0;
+    a.segment = w.half * ranks;
+    a.rounds = uint32_t((5000 + a.segment - 1) / a.segment);
+    a.fingerprint = which == 1 && r == ranks - 1 ? 2 : 1;
+    l.of.push_back(a);
+  }
+  const uint32_t last = ranks - 1;
+  if (which == 0) {
+    run(w, blocks, {l, l}, 1, [=](uint32_t r) { return r != last; });
+    for (uint32_t r = 0; r < last; ++r) {
+      check(w.control[r]->state != kNone, "a missing rank is noticed by all");
+      check(w.control[r]->state != kTimeout || w.control[r]->failure.missing == 1ull << last, "and named");
+    }
+    // It comes after all: poisoned, and it touches nothing.
+    run(w, blocks, {l}, 1, [=](uint32_t r) { return r == last; });
+    check(w.control[last]->state == kPoisoned, "a late rank is refused");
+    check(data[last] == std::vector<uint8_t>(5000, 0xab), "and writes nothing");
+  } else {
+    run(w, blocks, {l, l}, 1);
+    for (uint32_t r = 0; r < ranks; ++r) check(w.control[r]->state != kNone, "a disagreement is noticed by all");
+    check(data[1] == std::vector<uint8_t>(5000, 0xab), "outputs stay untouched");
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc > 1) time_limit = strtoull(argv[1], nullptr, 10) * 1000 * 1000;
+  for (unsigned seed = 1; seed <= 3; ++seed) {
+    for (uint32_t ranks : {2u, 3u, 4u, 8u})
+      for (uint32_t blocks : {1u, 3u})
+        for (bool staged : {false, true}) broadcasts(ranks, blocks, staged, seed);
+    for (uint32_t blocks : {1u, 3u}) {
+      reduce_scatters<2>(2, blocks, seed);
+      reduce_scatters<4>(4, blocks, seed);
+      reduce_scatters<0>(3, blocks, seed);
+      reduce_scatters<0>(8, blocks, seed);
+    }
+  }
+  for (unsigned seed = 1; seed <= 2; ++seed)
+    for (bool reduce : {false, true}) {
+      inputs_are_free_after_the_launch<2>(1, reduce, seed);
+      inputs_are_free_after_the_launch<4>(3, reduce, seed);
+    }
+  for (uint32_t ranks : {2u, 3u, 8u})
+    for (uint32_t blocks : {1u, 3u})
+      for (int which : {0, 1}) failures_end(ranks, blocks, which);
+  std::printf("%d passed, %d failed\n", checks - failures, failures);
+  return failures != 0;
+}
