@@ -7,7 +7,7 @@ use std::{
     collections::{HashMap, HashSet},
     fmt,
     fs::File,
-    io::{BufWriter, Read, Seek, SeekFrom, Write},
+    io::{self, BufWriter, Read, Seek, SeekFrom, Write},
     path::{Path, PathBuf},
 };
 
@@ -244,7 +244,7 @@ impl Output {
         builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
         let file = builder
             .tempfile_in(folder(&path))
-            .map_err(|error| failure(&path, format!("cannot be written: no temporary file in its folder: {error}")))?;
+            .map_err(|error| failure(&path, format!("cannot be written: its folder takes no new file: {error}")))?;
         let mut output = Output { file: BufWriter::with_capacity(1 << 20, file), path };
         output.write(&like.head)?;
         Ok(output)
@@ -257,7 +257,7 @@ impl Output {
     /// Makes it last, then gives it its name.
     pub(super) fn finish(self) -> Result<(), CliError> {
         let Output { file, path } = self;
-        let cannot = |error: std::io::Error| failure(&path, format!("cannot be written: {error}"));
+        let cannot = |error: io::Error| failure(&path, format!("cannot be written: {error}"));
         let file = file.into_inner().map_err(|error| cannot(error.into_error()))?;
         file.as_file().sync_all().map_err(cannot)?;
         file.persist(&path).map_err(|error| cannot(error.error))?;
@@ -269,12 +269,12 @@ impl Output {
         Ok(())
     }
 
-    fn cannot(&self, error: std::io::Error) -> CliError {
+    fn cannot(&self, error: io::Error) -> CliError {
         failure(&self.path, format!("cannot be written: {error}"))
     }
 }
 
 /// Of `name` alone, the parent is the empty path.
-fn folder(path: &Path) -> &Path {
+pub(super) fn folder(path: &Path) -> &Path {
     path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }

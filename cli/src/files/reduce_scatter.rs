@@ -14,7 +14,7 @@ use crossccl::{Backend, Buffer, Communicator, DType, ReduceOp, ReduceScatter, Un
 
 use super::{
     CommonArguments, check_ranks,
-    checkpoint::{Checkpoint, Output, Tensor},
+    checkpoint::{Checkpoint, Output, Tensor, folder},
     failure,
     progress::Progress,
     say,
@@ -87,6 +87,10 @@ fn run_on<B: Backend>(arguments: &ReduceScatterArguments, mut inputs: Vec<Checkp
 /// says so.
 fn check_output(arguments: &ReduceScatterArguments) -> Result<(), CliError> {
     let output = &arguments.output;
+    if !folder(output).is_dir() {
+        let what = format!("its folder {} does not exist; create it first", folder(output).display());
+        return Err(failure(output, what));
+    }
     let Ok(facts) = output.metadata() else { return Ok(()) };
     if !facts.is_file() {
         return Err(failure(output, "exists and is not a regular file; give another --output"));
