@@ -57,6 +57,8 @@ struct Pending {
     crew: Vec<Arc<Helper>>,
 }
 
+// Boxing the arguments would allocate in every launch.
+#[allow(clippy::large_enum_variant)]
 enum Job {
     Launch { entry: Entry, blocks: u32, arguments: Arguments, crew: Vec<Arc<Helper>> },
     Copy { to: u64, from: u64, bytes: usize },
