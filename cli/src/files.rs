@@ -59,6 +59,16 @@ fn parse_bytes(text: &str) -> Result<usize, String> {
     bytes.filter(|n| (1..=1 << 30).contains(n)).ok_or_else(|| "give 1 to 1G bytes, such as 4096, 512K or 16M".into())
 }
 
+/// A collective that failed. The library's advice, to reset, is for programs that go on.
+fn not_done(error: crossccl::Error) -> CliError {
+    let crossccl::Error::Timeout { operation, rank, missing, waited, .. } = error else { return error.into() };
+    let missing: Vec<_> = missing.iter().map(ToString::to_string).collect();
+    let (seconds, missing) = (waited.as_secs_f64(), missing.join(", "));
+    CliError::Failure(format!(
+        "{operation}: rank {rank} waited {seconds} s for rank {missing}; give a longer --timeout"
+    ))
+}
+
 /// A failure that belongs to a file.
 fn failure(path: &Path, what: impl fmt::Display) -> CliError {
     CliError::Failure(format!("{}: {what}", path.display()))

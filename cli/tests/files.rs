@@ -172,6 +172,16 @@ fn broadcasts_that_cannot_be() {
     }
 }
 
+#[test]
+fn a_limit_that_nobody_can_keep() {
+    let folder = Folder::new();
+    folder.write("file", noise(100_000));
+    let outcome = folder.run("broadcast --input file --ranks 8 --piece-bytes 1K --timeout 0.000000001");
+    assert_eq!((outcome.status, &*outcome.out), (1, ""));
+    assert!(outcome.error.starts_with("crossccl: broadcast: rank "), "{}", outcome.error);
+    assert!(outcome.error.ends_with("; give a longer --timeout\n"), "{}", outcome.error);
+}
+
 // ---- reduce-scatter
 
 /// An element as the oracle sees it. Deliberately naive: one element at a time, wide types.
@@ -309,7 +319,13 @@ fn every_dtype_and_op_as_the_oracle_says() {
             for (name, file) in names.iter().zip(&files) {
                 folder.write(name, file);
             }
-            let spelled = if op == "average" && ranks == 3 { "--average".into() } else { format!("--op {op}") };
+            let spelled = match (op, ranks) {
+                ("average", 3) => "--average".into(),
+                // Odd, and less than an element of some dtypes.
+                (_, 2) => format!("--op {op} --piece-bytes 7"),
+                (_, 8) => format!("--op {op} --piece-bytes 100"),
+                _ => format!("--op {op}"),
+            };
             let out = folder.succeeds(&format!("reduce-scatter {} {spelled} --output out", names.join(" ")));
             let plural = format!("out: {op} of {ranks} files, {} tensors, ", expected.len());
             assert!(out.starts_with(&plural), "{out}");

@@ -18,7 +18,7 @@ use clap::Args;
 use crossccl::{Algorithm, Backend, Broadcast, Buffer, Communicator};
 use sha2::{Digest, Sha256};
 
-use super::{CommonArguments, check_ranks, failure, parse_bytes, progress::Progress, say};
+use super::{CommonArguments, check_ranks, failure, not_done, parse_bytes, progress::Progress, say};
 use crate::{backend::with_backend, error::CliError};
 
 #[derive(Debug, Args)]
@@ -224,7 +224,7 @@ impl<B: Backend> Ranks<B> {
         })?;
         let outputs = self.lanes.iter_mut().flat_map(|l| &mut l.copies).filter_map(|c| c.buffer.as_mut());
         let started = Instant::now();
-        comm.broadcast(&*input, outputs, self.what.clone())?.wait()?;
+        comm.broadcast(&*input, outputs, self.what.clone())?.wait().map_err(not_done)?;
         self.in_collective += started.elapsed();
         each_lane(&mut self.lanes, |lane| {
             lane.host.resize(piece.len(), 0);

@@ -17,7 +17,7 @@ use serde::{
     Deserialize, Deserializer,
     de::{Error as _, MapAccess, Visitor},
 };
-use tempfile::NamedTempFile;
+use tempfile::TempPath;
 
 use super::failure;
 use crate::error::CliError;
@@ -67,12 +67,12 @@ impl Checkpoint {
     /// Opens `path` and checks everything about it but the data.
     pub(super) fn open(path: &Path) -> Result<Self, CliError> {
         let cannot = |error| failure(path, format!("cannot be read: {error}"));
-        let mut file = File::open(path).map_err(cannot)?;
-        let facts = file.metadata().map_err(cannot)?;
-        if !facts.is_file() {
+        // Before it is opened: opening a pipe waits for somebody who writes.
+        if !path.metadata().map_err(cannot)?.is_file() {
             return Err(failure(path, "is not a regular file; give a safetensors file"));
         }
-        let length = facts.len();
+        let mut file = File::open(path).map_err(cannot)?;
+        let length = file.metadata().map_err(cannot)?.len();
         if length < WORD {
             let what = format!("has {length} bytes, too few for a safetensors file; it is truncated or something else");
             return Err(failure(path, what));
@@ -161,7 +161,10 @@ impl Checkpoint {
         };
         let start = self.head.len() as u64 + found.info.data_offsets.0 as u64 + offset;
         (self.file.seek(SeekFrom::Start(start)).and_then(|_| self.file.read_exact(bytes))).map_err(|error| {
-            failure(&self.path, format!("tensor `{name}` cannot be read although its header promised it: {error}"))
+            failure(
+                &self.path,
+                format!("tensor `{name}` cannot be read ({error}); run again when nothing writes to the file"),
+            )
         })
     }
 }
@@ -228,7 +231,8 @@ fn reducible(dtype: Dtype) -> Option<DType> {
 
 /// A file that comes into being whole or not at all: a temporary one beside it until [`finish`](Self::finish).
 pub(super) struct Output {
-    file: BufWriter<NamedTempFile>,
+    file: BufWriter<File>,
+    temporary: TempPath,
     path: PathBuf,
 }
 
@@ -245,22 +249,23 @@ impl Output {
         let file = builder
             .tempfile_in(folder(&path))
             .map_err(|error| failure(&path, format!("cannot be written: its folder takes no new file: {error}")))?;
-        let mut output = Output { file: BufWriter::with_capacity(1 << 20, file), path };
+        // Apart, since errors of the whole name the temporary file, which nobody asked for.
+        let (file, temporary) = file.into_parts();
+        let mut output = Output { file: BufWriter::with_capacity(1 << 20, file), temporary, path };
         output.write(&like.head)?;
         Ok(output)
     }
 
     pub(super) fn write(&mut self, bytes: &[u8]) -> Result<(), CliError> {
-        self.file.write_all(bytes).map_err(|error| self.cannot(error))
+        self.file.write_all(bytes).map_err(|error| not_written(&self.path, error))
     }
 
     /// Makes it last, then gives it its name.
     pub(super) fn finish(self) -> Result<(), CliError> {
-        let Output { file, path } = self;
-        let cannot = |error: io::Error| failure(&path, format!("cannot be written: {error}"));
-        let file = file.into_inner().map_err(|error| cannot(error.into_error()))?;
-        file.as_file().sync_all().map_err(cannot)?;
-        file.persist(&path).map_err(|error| cannot(error.error))?;
+        let Output { file, temporary, path } = self;
+        let file = file.into_inner().map_err(|error| not_written(&path, error.into_error()))?;
+        file.sync_all().map_err(|error| not_written(&path, error))?;
+        temporary.persist(&path).map_err(|error| not_written(&path, error.error))?;
         // The name is in place; that it outlives a power cut is not promised by every file system.
         #[cfg(unix)]
         if let Ok(folder) = File::open(folder(&path)) {
@@ -268,13 +273,59 @@ impl Output {
         }
         Ok(())
     }
+}
 
-    fn cannot(&self, error: io::Error) -> CliError {
-        failure(&self.path, format!("cannot be written: {error}"))
-    }
+fn not_written(path: &Path, error: io::Error) -> CliError {
+    failure(path, format!("cannot be written: {error}"))
 }
 
 /// Of `name` alone, the parent is the empty path.
 pub(super) fn folder(path: &Path) -> &Path {
     path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn checkpoint(folder: &Path) -> Checkpoint {
+        let header = br#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}"#;
+        let content = [&(header.len() as u64).to_le_bytes(), &header[..], b"data"].concat();
+        fs::write(folder.join("x"), content).unwrap();
+        Checkpoint::open(&folder.join("x")).unwrap()
+    }
+
+    #[test]
+    fn a_file_cut_after_it_was_checked_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut x = checkpoint(folder.path());
+        let mut bytes = [0; 3];
+        x.read("a", 1, &mut bytes).unwrap();
+        assert_eq!(&bytes, b"ata");
+        let file = File::options().write(true).open(&x.path).unwrap();
+        file.set_len(file.metadata().unwrap().len() - 1).unwrap();
+        let error = x.read("a", 1, &mut bytes).unwrap_err().to_string();
+        let expected =
+            "tensor `a` cannot be read (failed to fill whole buffer); run again when nothing writes to the file";
+        assert_eq!(error, format!("{}: {expected}", x.path.display()));
+    }
+
+    #[test]
+    fn an_output_that_is_given_up_leaves_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let x = checkpoint(folder.path());
+        let names = || fs::read_dir(folder.path()).unwrap().count();
+        let mut output = Output::create(&folder.path().join("out"), &x).unwrap();
+        output.write(b"half").unwrap();
+        assert_eq!(names(), 2);
+        drop(output);
+        assert_eq!(names(), 1);
+        // What cannot be renamed: a folder with the name came meanwhile.
+        let output = Output::create(&folder.path().join("out"), &x).unwrap();
+        fs::create_dir(folder.path().join("out")).unwrap();
+        assert!(output.finish().unwrap_err().to_string().contains("out: cannot be written: "));
+        assert_eq!(names(), 2);
+    }
 }

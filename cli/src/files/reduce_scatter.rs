@@ -15,14 +15,14 @@ use crossccl::{Backend, Buffer, Communicator, DType, ReduceOp, ReduceScatter, Un
 use super::{
     CommonArguments, check_ranks,
     checkpoint::{Checkpoint, Output, Tensor, folder},
-    failure,
+    failure, not_done, parse_bytes,
     progress::Progress,
     say,
 };
 use crate::{backend::with_backend, error::CliError};
 
-/// All ranks together have at most this many bytes of input at a time.
-const IN_MEMORY: usize = 256 << 20;
+/// Where nothing else is asked for, all ranks together have at most this many bytes of input at a time.
+const IN_MEMORY: usize = 64 << 20;
 
 #[derive(Debug, Args)]
 pub(crate) struct ReduceScatterArguments {
@@ -42,6 +42,10 @@ pub(crate) struct ReduceScatterArguments {
     /// Lets the output replace one of the inputs
     #[arg(long)]
     force: bool,
+    /// Larger tensors go in pieces of this size; K, M and G are understood. Memory in use is about two
+    /// pieces, and one more a rank. Default: what makes 64M for all ranks
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    piece_bytes: Option<usize>,
     #[command(flatten)]
     common: CommonArguments,
 }
@@ -62,6 +66,7 @@ fn run_on<B: Backend>(arguments: &ReduceScatterArguments, mut inputs: Vec<Checkp
     let mut reduction = Reduction::<B> {
         comm: arguments.common.communicator(inputs.len())?,
         what: ReduceScatter::new(op).label("checkpoint"),
+        piece_bytes: arguments.piece_bytes.unwrap_or(IN_MEMORY / inputs.len()),
         buffers: None,
         host: Vec::new(),
     };
@@ -83,8 +88,8 @@ fn run_on<B: Backend>(arguments: &ReduceScatterArguments, mut inputs: Vec<Checkp
     ))
 }
 
-/// A rename would replace a device or a folder's place without asking; and an input is lost only to who
-/// says so.
+/// The rename at the end would replace a device file without asking. An input may be replaced, since it
+/// was read by then, but only for who says so. (Another hard link to an input is another file from then on.)
 fn check_output(arguments: &ReduceScatterArguments) -> Result<(), CliError> {
     let output = &arguments.output;
     if !folder(output).is_dir() {
@@ -113,6 +118,7 @@ fn same_file(a: &Path, b: &Path) -> bool {
 struct Reduction<B: Backend> {
     comm: Communicator<B>,
     what: ReduceScatter,
+    piece_bytes: usize,
     buffers: Option<Buffers<B>>,
     host: Vec<u8>,
 }
@@ -133,7 +139,7 @@ impl<B: Backend> Reduction<B> {
         progress: &Progress,
     ) -> Result<(), CliError> {
         let size = tensor.dtype.size();
-        let piece = IN_MEMORY / self.comm.ranks() / size * size;
+        let piece = (self.piece_bytes / size).max(1) * size;
         let mut done = 0;
         while done < tensor.bytes() {
             let bytes = usize::try_from(tensor.bytes() - done).map_or(piece, |left| left.min(piece));
@@ -143,7 +149,10 @@ impl<B: Backend> Reduction<B> {
                 file.read(&tensor.name, done, &mut self.host)?;
                 buffer.write_bytes(&self.host)?;
             }
-            self.comm.reduce_scatter(&buffers.inputs, &mut buffers.outputs, self.what.clone())?.wait()?;
+            self.comm
+                .reduce_scatter(&buffers.inputs, &mut buffers.outputs, self.what.clone())?
+                .wait()
+                .map_err(not_done)?;
             for part in &buffers.outputs {
                 let bytes = &mut self.host[..part.size_in_bytes()];
                 part.read_bytes(bytes)?;
