@@ -1,5 +1,6 @@
 //! The command line of crossccl.
 
+mod backend;
 mod error;
 mod files;
 mod info;

@@ -1,0 +1,372 @@
+//! `crossccl broadcast`: a file from the root to all ranks, piece by piece, and the proof by hash.
+//!
+//! A rank's hash is taken from the rank's own buffer. Before each piece every buffer is filled with the
+//! complement of the piece: a byte that the broadcast left out is certain to differ.
+
+use std::{
+    fmt::Write,
+    fs::File,
+    io::Read,
+    num::NonZero,
+    path::{Path, PathBuf},
+    sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel},
+    thread::{self, ScopedJoinHandle, available_parallelism},
+    time::{Duration, Instant},
+};
+
+use clap::Args;
+use crossccl::{Algorithm, Backend, Broadcast, Buffer, Communicator};
+use sha2::{Digest, Sha256};
+
+use super::{CommonArguments, check_ranks, failure, not_done, parse_bytes, progress::Progress, say};
+use crate::{backend::with_backend, error::CliError};
+
+#[derive(Debug, Args)]
+pub(crate) struct BroadcastArguments {
+    /// The file: any content, any length
+    #[arg(long, value_name = "FILE")]
+    input: PathBuf,
+    /// Number of ranks
+    #[arg(long, value_name = "N")]
+    ranks: usize,
+    /// The rank that has the file
+    #[arg(long, value_name = "RANK", default_value = "0")]
+    root: usize,
+    /// How to broadcast: auto, one-stage, two-stage or two-stage-staged
+    #[arg(long, value_name = "NAME", default_value = "auto")]
+    algorithm: Algorithm,
+    /// The file goes in pieces of this size; K, M and G are understood. Memory in use is about one
+    /// piece a rank
+    #[arg(long, value_name = "BYTES", default_value = "16M", value_parser = parse_bytes)]
+    piece_bytes: usize,
+    #[command(flatten)]
+    common: CommonArguments,
+}
+
+pub(crate) fn run(arguments: &BroadcastArguments) -> Result<(), CliError> {
+    check_ranks(arguments.ranks, "--ranks")?;
+    if arguments.root >= arguments.ranks {
+        return Err(CliError::Usage(format!(
+            "--root: rank {} does not exist among {} ranks; give 0 to {}",
+            arguments.root,
+            arguments.ranks,
+            arguments.ranks - 1
+        )));
+    }
+    with_backend!(arguments.common.backend, B => run_on::<B>(arguments))
+}
+
+fn run_on<B: Backend>(arguments: &BroadcastArguments) -> Result<(), CliError> {
+    let source = Source::open(&arguments.input, arguments.piece_bytes)?;
+    let started = Instant::now();
+    let comm = arguments.common.communicator::<B>(arguments.ranks)?;
+    let progress = Progress::new(source.length.unwrap_or(0));
+    let mut ranks = Ranks::new(comm, arguments);
+    // Reading and hashing the file overlaps with the ranks' work on the piece before.
+    let whole = thread::scope(|scope| {
+        let (give, pieces) = sync_channel(1);
+        let (give_back, empty) = channel();
+        // One is read while the ranks have the other.
+        for _ in 0..2 {
+            let _ = give_back.send(Vec::new());
+        }
+        let reader = scope.spawn(|| source.read(give, empty));
+        ranks.take_all(pieces, give_back, &progress)?;
+        join(reader)
+    })?;
+    drop(progress);
+    let report = Report { path: &arguments.input, whole: whole.hash, copies: ranks.hashes() };
+    let seconds = ranks.in_collective.as_secs_f64();
+    let rate = if whole.bytes == 0 { 0.0 } else { whole.bytes as f64 / seconds / 1e9 };
+    say(&format!(
+        "{}{} bytes from rank {} to {} ranks: {seconds:.3} s in the collective, {rate:.2} GB/s; {:.3} s in all\n",
+        report.lines(),
+        whole.bytes,
+        arguments.root,
+        arguments.ranks,
+        started.elapsed().as_secs_f64()
+    ))?;
+    report.verdict()
+}
+
+/// The file, opened.
+struct Source {
+    path: PathBuf,
+    file: File,
+    /// `None` for what has no length, such as a pipe.
+    length: Option<u64>,
+    piece_bytes: usize,
+}
+
+/// What was read of it.
+struct Whole {
+    bytes: u64,
+    hash: String,
+}
+
+impl Source {
+    fn open(path: &Path, piece_bytes: usize) -> Result<Self, CliError> {
+        let cannot = |error| failure(path, format!("cannot be read: {error}"));
+        let file = File::open(path).map_err(cannot)?;
+        let facts = file.metadata().map_err(cannot)?;
+        let length = facts.is_file().then_some(facts.len());
+        let most = length.map_or(u64::MAX, |l| l.max(1));
+        let piece_bytes = piece_bytes.min(usize::try_from(most).unwrap_or(usize::MAX));
+        Ok(Source { path: path.into(), file, length, piece_bytes })
+    }
+
+    /// Reads into the buffers that come from `empty`, until the end or until nobody takes pieces any
+    /// more.
+    fn read(self, give: SyncSender<Vec<u8>>, empty: Receiver<Vec<u8>>) -> Result<Whole, CliError> {
+        let mut hash = Sha256::new();
+        let mut bytes = 0;
+        while let Ok(mut piece) = empty.recv() {
+            piece.clear();
+            piece
+                .try_reserve_exact(self.piece_bytes)
+                .map_err(|_| CliError::Failure("not enough memory for a piece; give a smaller --piece-bytes".into()))?;
+            (&self.file)
+                .take(self.piece_bytes as u64)
+                .read_to_end(&mut piece)
+                .map_err(|error| failure(&self.path, format!("cannot be read: {error}")))?;
+            bytes += piece.len() as u64;
+            // A file that grows as fast as it is read would have no end.
+            if self.length.is_some_and(|l| bytes > l || (piece.is_empty() && bytes < l)) {
+                return Err(self.changed(bytes));
+            }
+            if piece.is_empty() {
+                break;
+            }
+            hash.update(&piece);
+            if give.send(piece).is_err() {
+                break;
+            }
+        }
+        Ok(Whole { bytes, hash: hex(&hash.finalize()) })
+    }
+
+    fn changed(&self, bytes: u64) -> CliError {
+        let (was, path) = (self.length.unwrap_or(0), &self.path);
+        let how = if bytes < was { format!("only {bytes} could be read") } else { "more could be read".into() };
+        failure(path, format!("had {was} bytes when it was opened and {how}; run again when nothing writes to it"))
+    }
+}
+
+/// The ranks, their buffers and hashes.
+struct Ranks<B: Backend> {
+    comm: Communicator<B>,
+    what: Broadcast,
+    root: usize,
+    input: Option<Buffer<B, u8>>,
+    lanes: Vec<Lane<B>>,
+    complement: Vec<u8>,
+    in_collective: Duration,
+}
+
+/// Ranks that one host thread looks after, and its staging memory.
+struct Lane<B: Backend> {
+    copies: Vec<RankCopy<B>>,
+    host: Vec<u8>,
+}
+
+struct RankCopy<B: Backend> {
+    rank: usize,
+    buffer: Option<Buffer<B, u8>>,
+    hash: Sha256,
+}
+
+impl<B: Backend> Ranks<B> {
+    fn new(comm: Communicator<B>, arguments: &BroadcastArguments) -> Self {
+        let ranks: Vec<usize> = (0..comm.ranks()).collect();
+        let threads = available_parallelism().map_or(1, NonZero::get).min(ranks.len());
+        let lane = |ranks: &[usize]| Lane {
+            copies: ranks.iter().map(|rank| RankCopy { rank: *rank, buffer: None, hash: Sha256::new() }).collect(),
+            host: Vec::new(),
+        };
+        Ranks {
+            what: Broadcast::from_root(arguments.root).algorithm(arguments.algorithm).label("file"),
+            root: arguments.root,
+            input: None,
+            lanes: ranks.chunks(ranks.len().div_ceil(threads)).map(lane).collect(),
+            complement: Vec::new(),
+            in_collective: Duration::ZERO,
+            comm,
+        }
+    }
+
+    fn take_all(
+        &mut self,
+        pieces: Receiver<Vec<u8>>,
+        give_back: Sender<Vec<u8>>,
+        progress: &Progress,
+    ) -> Result<(), CliError> {
+        for piece in pieces {
+            self.take(&piece)?;
+            progress.advance(piece.len());
+            // The reader is gone when this was the last piece.
+            let _ = give_back.send(piece);
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, piece: &[u8]) -> Result<(), CliError> {
+        let comm = &self.comm;
+        let input = fitting(&mut self.input, comm, self.root, piece.len())?;
+        input.write_bytes(piece)?;
+        self.complement.clear();
+        self.complement.extend(piece.iter().map(|byte| !byte));
+        let complement = &self.complement;
+        each_lane(&mut self.lanes, |lane| {
+            for copy in &mut lane.copies {
+                fitting(&mut copy.buffer, comm, copy.rank, piece.len())?.write_bytes(complement)?;
+            }
+            Ok(())
+        })?;
+        let outputs = self.lanes.iter_mut().flat_map(|l| &mut l.copies).filter_map(|c| c.buffer.as_mut());
+        let started = Instant::now();
+        comm.broadcast(&*input, outputs, self.what.clone())?.wait().map_err(not_done)?;
+        self.in_collective += started.elapsed();
+        each_lane(&mut self.lanes, |lane| {
+            lane.host.resize(piece.len(), 0);
+            for copy in &mut lane.copies {
+                if let Some(buffer) = &copy.buffer {
+                    buffer.read_bytes(&mut lane.host)?;
+                    copy.hash.update(&lane.host);
+                }
+            }
+            Ok(())
+        })
+    }
+
+    fn hashes(&mut self) -> Vec<String> {
+        let copies = self.lanes.iter_mut().flat_map(|l| &mut l.copies);
+        copies.map(|c| hex(&c.hash.finalize_reset())).collect()
+    }
+}
+
+/// The buffer in `slot`, of exactly `len` bytes: all pieces but the last have one length.
+fn fitting<'a, B: Backend>(
+    slot: &'a mut Option<Buffer<B, u8>>,
+    comm: &Communicator<B>,
+    rank: usize,
+    len: usize,
+) -> Result<&'a mut Buffer<B, u8>, CliError> {
+    if slot.as_ref().is_none_or(|buffer| buffer.len() != len) {
+        // First the old one goes: both might not fit.
+        *slot = None;
+        *slot = Some(comm.buffer(rank, len)?);
+    }
+    slot.as_mut().ok_or_else(|| CliError::Failure(format!("rank {rank} has no buffer")))
+}
+
+fn each_lane<B: Backend>(
+    lanes: &mut [Lane<B>],
+    work: impl Fn(&mut Lane<B>) -> Result<(), CliError> + Sync,
+) -> Result<(), CliError> {
+    thread::scope(|scope| {
+        let work = &work;
+        let running: Vec<_> = lanes.iter_mut().map(|lane| scope.spawn(move || work(lane))).collect();
+        running.into_iter().try_for_each(join)
+    })
+}
+
+fn join<T>(thread: ScopedJoinHandle<'_, Result<T, CliError>>) -> Result<T, CliError> {
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+fn hex(hash: &[u8]) -> String {
+    hash.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The file's hash beside those of the ranks' copies.
+struct Report<'a> {
+    path: &'a Path,
+    whole: String,
+    copies: Vec<String>,
+}
+
+impl Report<'_> {
+    fn lines(&self) -> String {
+        let mut lines = String::new();
+        let width = self.copies.len().saturating_sub(1).to_string().len();
+        for (rank, hash) in self.copies.iter().enumerate() {
+            let verdict = if *hash == self.whole { "ok" } else { "differs" };
+            // Writing to a string cannot fail.
+            let _ = writeln!(lines, "rank {rank:>width$}  {hash}  {verdict}");
+        }
+        lines
+    }
+
+    fn verdict(&self) -> Result<(), CliError> {
+        let wrong: Vec<String> = (self.copies.iter().enumerate())
+            .filter(|(_, hash)| **hash != self.whole)
+            .map(|(rank, _)| format!("rank {rank}"))
+            .collect();
+        if wrong.is_empty() {
+            return Ok(());
+        }
+        let what = format!(
+            "has sha256 {}, and the copy of {} differs; do not use this machine for broadcasts before the cause is known",
+            self.whole,
+            wrong.join(", ")
+        );
+        Err(failure(self.path, what))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_that_differs_is_told_and_fails() {
+        let copies = vec!["aa".to_owned(), "ab".into(), "aa".into(), "00".into()];
+        let report = Report { path: Path::new("file"), whole: "aa".into(), copies };
+        assert_eq!(report.lines(), "rank 0  aa  ok\nrank 1  ab  differs\nrank 2  aa  ok\nrank 3  00  differs\n");
+        let error = report.verdict().unwrap_err();
+        assert!(matches!(error, CliError::Failure(_)));
+        assert!(error.to_string().starts_with("file: has sha256 aa, and the copy of rank 1, rank 3 differs;"));
+    }
+
+    /// Reads through a `Source` that believes in `length`.
+    fn read(content: &[u8], length: Option<u64>) -> Result<Whole, CliError> {
+        let mut file = tempfile::tempfile().unwrap();
+        std::io::Write::write_all(&mut file, content).unwrap();
+        std::io::Seek::rewind(&mut file).unwrap();
+        let source = Source { path: "file".into(), file, length, piece_bytes: 3 };
+        let (give, pieces) = sync_channel(10);
+        let (give_back, empty) = channel();
+        for _ in 0..10 {
+            give_back.send(Vec::new()).unwrap();
+        }
+        let whole = source.read(give, empty);
+        assert!(pieces.iter().flatten().eq(content.iter().copied()) || whole.is_err());
+        whole
+    }
+
+    #[test]
+    fn a_file_that_changes_its_length_is_an_error() {
+        assert_eq!(read(b"0123456789", Some(10)).unwrap().bytes, 10);
+        assert_eq!(read(b"0123456789", None).unwrap().bytes, 10);
+        assert_eq!(read(b"", Some(0)).unwrap().bytes, 0);
+        for (length, how) in [(11, "only 10 could be read"), (9, "more could be read"), (0, "more could be read")] {
+            let text = read(b"0123456789", Some(length)).map(|w| w.bytes).unwrap_err().to_string();
+            let expected =
+                format!("file: had {length} bytes when it was opened and {how}; run again when nothing writes to it");
+            assert_eq!(text, expected);
+        }
+    }
+
+    #[test]
+    fn a_reader_whom_nobody_listens_to_stops() {
+        let mut file = tempfile::tempfile().unwrap();
+        std::io::Write::write_all(&mut file, &[1; 100]).unwrap();
+        std::io::Seek::rewind(&mut file).unwrap();
+        let source = Source { path: "file".into(), file, length: Some(100), piece_bytes: 1 };
+        let (give, pieces) = sync_channel(1);
+        let (give_back, empty) = channel();
+        give_back.send(Vec::new()).unwrap();
+        drop(pieces);
+        assert_eq!(source.read(give, empty).unwrap().bytes, 1);
+    }
+}
