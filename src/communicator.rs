@@ -20,7 +20,7 @@ use smallvec::SmallVec;
 use crate::{
     abi::{LINE, control},
     backend::{Backend, Fault, memory::Allocation},
-    buffer::{Buffer, Slice, SliceMut, View},
+    buffer::{Buffer, Slice, SliceMut, Untyped, View},
     collective::{Agreement, Broadcast, Prepared, ReduceScatter},
     dtype::{DType, Element},
     error::{Error, Result},
@@ -76,6 +76,14 @@ impl<B: Backend> Communicator<B> {
     /// As for [`buffer`](Self::buffer).
     pub fn buffer_from<T: Element>(&self, rank: impl Into<Rank>, elements: &[T]) -> Result<Buffer<B, T>> {
         Buffer::from_slice(&self.shared.rank("buffer", rank.into())?.stream, elements)
+    }
+
+    /// A buffer of `len` zeros of a dtype known at run time on the device of `rank`.
+    ///
+    /// # Errors
+    /// As for [`buffer`](Self::buffer).
+    pub fn buffer_with_dtype(&self, rank: impl Into<Rank>, dtype: DType, len: usize) -> Result<Buffer<B, Untyped>> {
+        Buffer::with_dtype(&self.shared.rank("buffer", rank.into())?.stream, dtype, len)
     }
 
     /// Broadcasts `input`, on the root, to `outputs`, one on each rank (the root's included).
@@ -437,6 +445,7 @@ pub(crate) struct RankState<B: Backend> {
 /// What a rank called.
 #[derive(Clone, Debug)]
 struct Called {
+    call: u64,
     group_size: usize,
     request: Request,
 }
@@ -488,11 +497,11 @@ impl<B: Backend> RankState<B> {
         }
     }
 
-    pub(crate) fn remember(&mut self, prepared: &Prepared) {
+    pub(crate) fn remember(&mut self, call: u64, prepared: &Prepared) {
         if self.history.len() == HISTORY {
             self.history.pop_front();
         }
-        self.history.push_back(Called { group_size: prepared.group_size, request: prepared.request.clone() });
+        self.history.push_back(Called { call, group_size: prepared.group_size, request: prepared.request.clone() });
     }
 }
 

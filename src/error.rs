@@ -132,6 +132,17 @@ impl std::error::Error for Error {
     }
 }
 
+struct Waited(Duration);
+
+impl fmt::Display for Waited {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            short if short < Duration::from_secs(1) => write!(f, "{} ms", short.as_millis()),
+            long => write!(f, "{:.1} s", long.as_secs_f64()),
+        }
+    }
+}
+
 struct List<'a>(&'a [Rank]);
 
 impl fmt::Display for List<'_> {
@@ -175,8 +186,8 @@ impl fmt::Display for Error {
             Error::Timeout { operation, rank, sequence, missing, waited, note } => {
                 write!(
                     f,
-                    "{operation} number {sequence} on rank {rank}: waited {:.1} s for {}",
-                    waited.as_secs_f64(),
+                    "{operation} number {sequence} on rank {rank}: waited {} for {}",
+                    Waited(*waited),
                     List(missing)
                 )?;
                 if !note.is_empty() {

@@ -73,7 +73,7 @@ pub(crate) unsafe fn enqueue<B: Backend>(
             .map_err(fault)?;
     }
     state.next_call += 1;
-    state.remember(prepared);
+    state.remember(call, prepared);
     let event = B::record(stream).map_err(fault)?;
     state.last = Some((stream.clone(), event.clone()));
     Ok(Launch { rank: *rank, call, event, generation: shared.generation(), unlimited: prepared.limit.is_none() })

@@ -93,11 +93,12 @@ impl<B: Backend> Shared<B> {
         let notes: Vec<String> = (missing.iter().take(4))
             .map(|r| match history(*r).last() {
                 None => format!("rank {r} has called nothing yet"),
-                Some(Called { group_size, request }) if *group_size == self.ranks.len() => {
-                    format!("rank {r} last called {} of all ranks", request.name())
-                }
-                Some(Called { group_size, request }) => {
-                    format!("rank {r} last called {} in groups of {group_size}", request.name())
+                Some(Called { call, group_size, request }) => {
+                    let scope = match *group_size {
+                        all if all == self.ranks.len() => "of all ranks".to_owned(),
+                        size => format!("in groups of {size}"),
+                    };
+                    format!("the last call of rank {r}, its number {call}, was {} {scope}", request.name())
                 }
             })
             .collect();
