@@ -1,9 +1,11 @@
 //! The command line of crossccl.
 
+mod backend;
 mod error;
 mod files;
 mod info;
 mod perf;
+mod size;
 
 use std::process::ExitCode;
 
