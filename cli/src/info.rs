@@ -1,7 +1,7 @@
 //! `crossccl info`: what this build can do on this machine.
 
 // Without a backend, only the list of backends is printed.
-#![cfg_attr(not(feature = "cpu"), allow(dead_code))]
+#![cfg_attr(not(feature = "cpu"), allow(dead_code, unused_variables))]
 
 use std::{
     fmt::Write as _,

@@ -97,9 +97,12 @@ impl Oracle {
         (self.write)(source, rank, first as u64, out);
     }
 
-    /// The reduction over `group` from element `first` on.
+    /// The reduction over `group` from element `first` on. A group of one rank copies: not even a NaN changes.
     pub(crate) fn reduced(&self, source: Source, group: Range<usize>, first: usize, out: &mut [u8]) {
-        (self.reduce)(source, group, first as u64, out);
+        match group.len() {
+            1 => self.input(source, group.start, first, out),
+            _ => (self.reduce)(source, group, first as u64, out),
+        }
     }
 }
 
@@ -108,8 +111,8 @@ fn of<T: Number>(op: ReduceOp) -> Option<Oracle> {
         ReduceOp::Sum => |s, g, first, out| fold::<T>(s, g, first, out, T::sum, |x, _| x),
         ReduceOp::Average => |s, g, first, out| fold::<T>(s, g, first, out, T::sum, T::divide),
         ReduceOp::Product => |s, g, first, out| fold::<T>(s, g, first, out, T::product, |x, _| x),
-        ReduceOp::Min => |s, g, first, out| fold::<T>(s, g, first, out, T::min, |x, _| x),
-        ReduceOp::Max => |s, g, first, out| fold::<T>(s, g, first, out, T::max, |x, _| x),
+        ReduceOp::Min => |s, g, first, out| fold::<T>(s, g, first, out, T::least, |x, _| x),
+        ReduceOp::Max => |s, g, first, out| fold::<T>(s, g, first, out, T::greatest, |x, _| x),
         _ => return None,
     };
     Some(Oracle { write: |source, rank, first, out| source.write::<T>(rank, first, out), reduce })
@@ -161,6 +164,16 @@ mod tests {
     }
 
     #[test]
+    fn a_group_of_one_copies() {
+        let source = Source { seed: 4, values: Values::Hard };
+        let oracle = Oracle::new(DType::F16, Some(ReduceOp::Average)).unwrap();
+        let (mut reduced, mut copied) = (vec![0; 8000], vec![0; 8000]);
+        oracle.reduced(source, 2..3, 0, &mut reduced);
+        oracle.input(source, 2, 0, &mut copied);
+        assert_eq!(reduced, copied);
+    }
+
+    #[test]
     fn what_is_missing_is_wrong() {
         let mut tally = Tally::default();
         tally.compare(&[1, 2, 3, 4], &[1, 2], 2);
@@ -199,10 +212,10 @@ mod tests {
         // 60000 + 60000 overflows f16, the average does not.
         assert_eq!(reduce(&[f(60000.0), f(60000.0)], f16::sum, true), f(60000.0));
         // Zeros and NaN.
-        assert_eq!(reduce(&[0.0f32, -0.0], f32::min, false).to_bits(), 1 << 31);
-        assert_eq!(reduce(&[-0.0f64, 0.0], f64::max, false).to_bits(), 0);
+        assert_eq!(reduce(&[0.0f32, -0.0], f32::least, false).to_bits(), 1 << 31);
+        assert_eq!(reduce(&[-0.0f64, 0.0], f64::greatest, false).to_bits(), 0);
         let nan = f32::from_bits(0xffc0_1234);
-        for op in [f32::min, f32::max, f32::sum] {
+        for op in [f32::least, f32::greatest, f32::sum] {
             assert_eq!(reduce(&[nan, 1.0], op, false).to_bits(), 0x7fc0_0000);
             assert_eq!(reduce(&[1.0, nan], op, false).to_bits(), 0x7fc0_0000);
         }

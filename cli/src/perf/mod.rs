@@ -2,7 +2,7 @@
 //! Columns and definitions are those of nccl-tests.
 
 // Without a backend, nothing of this is reached.
-#![cfg_attr(not(feature = "cpu"), allow(dead_code))]
+#![cfg_attr(not(feature = "cpu"), allow(dead_code, unused_variables))]
 
 mod cases;
 mod check;
@@ -95,8 +95,8 @@ pub(crate) struct CommonArguments {
     #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = size::parse)]
     max_bytes: u64,
     /// From each size to the next
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u64).range(2..))]
-    factor: u64,
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(2..))]
+    factor: u32,
     /// Timed calls of each size; the table shows their median
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     iters: u32,
@@ -104,7 +104,7 @@ pub(crate) struct CommonArguments {
     #[arg(long, value_name = "N", default_value_t = 5)]
     warmup: u32,
     /// Measure in place only [default: both]
-    #[arg(long, conflicts_with = "out_of_place")]
+    #[arg(long)]
     in_place: bool,
     /// Measure out of place only [default: both]
     #[arg(long)]
@@ -170,7 +170,7 @@ fn parse_timeout(text: &str) -> Result<Duration, String> {
 impl CommonArguments {
     /// Out of place and in place, as asked for.
     fn places(&self) -> [bool; 2] {
-        [!self.in_place, !self.out_of_place]
+        [self.out_of_place || !self.in_place, self.in_place || !self.out_of_place]
     }
 }
 
@@ -201,7 +201,7 @@ impl PerfCommand {
         };
         let sizes = match shape {
             Some(shape) => cases::Sizes::Elements(cases::elements(&shape.0)?),
-            None => cases::Sizes::bytes(common.min_bytes, common.max_bytes, common.factor)?,
+            None => cases::Sizes::bytes(common.min_bytes, common.max_bytes, common.factor.into())?,
         };
         cases::all(&common.dtype.values(DType::ALL), &ops, &roots, &sizes)
     }
@@ -266,7 +266,7 @@ fn measure<B: Backend>(command: &PerfCommand) -> Result<(), CliError> {
                 a.axis
             )));
         }
-        if in_place && !common.out_of_place {
+        if in_place {
             eprintln!("crossccl: in place is offered along axis 0 only: its columns show `-`");
         }
         in_place = false;

@@ -213,11 +213,9 @@ impl Report {
         );
         let heads = [["time", "algbw", "busbw", "#wrong"], ["time", "algbw", "busbw", "#wrong"]];
         let units = [["(us)", "(GB/s)", "(GB/s)", ""], ["(us)", "(GB/s)", "(GB/s)", ""]];
-        let places = [["", "out-of-", "place", ""], ["", "in-", "place", ""]];
+        // Over the columns of each place.
+        text += &format!("#{:64} {:>25} {:>37}\n", "", "out-of-place", "in-place");
         let title = |line: String| format!("#{}\n", line[1..].trim_end());
-        text += &title(columns(["", ""], [""; 4], places))
-            .replace("out-of-    place", "   out-of-place")
-            .replace("in-    place", "   in-place");
         text += &title(columns(["size", "count"], ["type", "op", "root", "algorithm"], heads));
         text += &title(columns(["(B)", "(elements)"], [""; 4], units));
         text
@@ -245,13 +243,17 @@ impl Report {
         if let Some(json) = self.json {
             json.write(&self.document)?;
         }
-        if tally.wrong > 0 {
-            return Err(CliError::Failure(format!(
-                "perf {}: {} of {} elements are wrong; please report this with the table above",
-                self.document.collective, tally.wrong, tally.checked
-            )));
-        }
-        Ok(())
+        verdict(self.document.collective, tally)
+    }
+}
+
+fn verdict(collective: &str, tally: Tally) -> Result<(), CliError> {
+    match tally.wrong {
+        0 => Ok(()),
+        wrong => Err(CliError::Failure(format!(
+            "perf {collective}: {wrong} of {} elements are wrong; please report this with the table above",
+            tally.checked
+        ))),
     }
 }
 
@@ -327,6 +329,13 @@ mod tests {
         assert_eq!([0, 50, 99, 100].map(|p| percentile(&times, p).as_micros()), [1, 100, 198, 200]);
         assert_eq!(percentile(&us(&[7]), 99).as_micros(), 7);
         assert_eq!(percentile(&[], 50), Duration::ZERO);
+    }
+
+    #[test]
+    fn one_wrong_element_is_a_failure() {
+        assert!(verdict("broadcast", Tally { wrong: 0, checked: 9 }).is_ok());
+        let error = verdict("broadcast", Tally { wrong: 1, checked: 9 }).unwrap_err();
+        assert!(matches!(&error, CliError::Failure(text) if text.contains("1 of 9 elements are wrong")), "{error}");
     }
 
     #[test]

@@ -70,8 +70,9 @@ pub(crate) trait Number: Copy {
     fn narrow(x: Self::Acc) -> Self;
     fn sum(x: Self::Acc, y: Self::Acc) -> Self::Acc;
     fn product(x: Self::Acc, y: Self::Acc) -> Self::Acc;
-    fn min(x: Self::Acc, y: Self::Acc) -> Self::Acc;
-    fn max(x: Self::Acc, y: Self::Acc) -> Self::Acc;
+    // Not `min` and `max`: floats have methods of these names that drop NaN, and those would be called.
+    fn least(x: Self::Acc, y: Self::Acc) -> Self::Acc;
+    fn greatest(x: Self::Acc, y: Self::Acc) -> Self::Acc;
     fn divide(x: Self::Acc, n: usize) -> Self::Acc;
 }
 
@@ -108,10 +109,10 @@ macro_rules! integers {
             fn product(x: $acc, y: $acc) -> $acc {
                 x.wrapping_mul(y)
             }
-            fn min(x: $acc, y: $acc) -> $acc {
+            fn least(x: $acc, y: $acc) -> $acc {
                 Ord::min(x, y)
             }
-            fn max(x: $acc, y: $acc) -> $acc {
+            fn greatest(x: $acc, y: $acc) -> $acc {
                 Ord::max(x, y)
             }
             fn divide(x: $acc, n: usize) -> $acc {
@@ -178,7 +179,7 @@ macro_rules! floats {
                 x * y
             }
             // `total_cmp` puts -0 below +0.
-            fn min(x: $acc, y: $acc) -> $acc {
+            fn least(x: $acc, y: $acc) -> $acc {
                 if x.is_nan() || y.is_nan() {
                     <$acc>::NAN
                 } else if x.total_cmp(&y).is_le() {
@@ -187,7 +188,7 @@ macro_rules! floats {
                     y
                 }
             }
-            fn max(x: $acc, y: $acc) -> $acc {
+            fn greatest(x: $acc, y: $acc) -> $acc {
                 if x.is_nan() || y.is_nan() {
                     <$acc>::NAN
                 } else if x.total_cmp(&y).is_ge() {
