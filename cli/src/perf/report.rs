@@ -24,8 +24,8 @@ pub(crate) struct Measured {
     time_us_min: f64,
     time_us_max: f64,
     /// 10^9 bytes a second, at the median.
-    algbw_gbps: f64,
-    busbw_gbps: f64,
+    algbw_gb_per_s: f64,
+    busbw_gb_per_s: f64,
     wrong: u64,
     checked: u64,
 }
@@ -41,8 +41,8 @@ impl Measured {
             time_us_p99: us(99),
             time_us_min: us(0),
             time_us_max: us(100),
-            algbw_gbps: algbw,
-            busbw_gbps: algbw * bus_factor,
+            algbw_gb_per_s: algbw,
+            busbw_gb_per_s: algbw * bus_factor,
             wrong: tally.wrong,
             checked: tally.checked,
         }
@@ -95,8 +95,8 @@ impl Row {
         let place = |m: &Option<Measured>| match m {
             Some(m) => [
                 format!("{:.2}", m.time_us_p50),
-                format!("{:.3}", m.algbw_gbps),
-                format!("{:.3}", m.busbw_gbps),
+                format!("{:.3}", m.algbw_gb_per_s),
+                format!("{:.3}", m.busbw_gb_per_s),
                 m.wrong.to_string(),
             ],
             None => [dash(), dash(), dash(), dash()],
@@ -145,7 +145,7 @@ struct Document {
     rows: Vec<Row>,
     wrong: u64,
     checked: u64,
-    average_busbw_gbps: f64,
+    average_busbw_gb_per_s: f64,
 }
 
 pub(crate) struct Report {
@@ -183,7 +183,7 @@ impl Report {
             rows: Vec::new(),
             wrong: 0,
             checked: 0,
-            average_busbw_gbps: 0.0,
+            average_busbw_gb_per_s: 0.0,
         };
         let json = common.json.as_deref().map(JsonFile::create).transpose()?;
         let report = Report { document, json };
@@ -232,14 +232,14 @@ impl Report {
         let measured = || self.document.rows.iter().flat_map(|r| [r.out_of_place, r.in_place]).flatten();
         let mut tally = Tally::default();
         measured().for_each(|m| tally.add(m.tally()));
-        let average = measured().map(|m| m.busbw_gbps).sum::<f64>() / measured().count().max(1) as f64;
+        let average = measured().map(|m| m.busbw_gb_per_s).sum::<f64>() / measured().count().max(1) as f64;
         print(&format!(
             "# wrong: {} of {} elements checked\n# avg busbw: {average:.3} GB/s\n",
             tally.wrong, tally.checked
         ))?;
         self.document.wrong = tally.wrong;
         self.document.checked = tally.checked;
-        self.document.average_busbw_gbps = average;
+        self.document.average_busbw_gb_per_s = average;
         if let Some(json) = self.json {
             json.write(&self.document)?;
         }
@@ -341,6 +341,6 @@ mod tests {
     #[test]
     fn bandwidths_are_those_of_nccl_tests() {
         let m = Measured::new(&mut us(&[30, 10, 20]), 40_000, 0.75, Tally::default());
-        assert_eq!((m.time_us_p50, m.algbw_gbps, m.busbw_gbps), (20.0, 2.0, 1.5));
+        assert_eq!((m.time_us_p50, m.algbw_gb_per_s, m.busbw_gb_per_s), (20.0, 2.0, 1.5));
     }
 }
