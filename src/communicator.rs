@@ -25,7 +25,7 @@ use crate::{
     dtype::{DType, Element},
     error::{Error, Result},
     in_flight::InFlight,
-    plan::{Facts, Part, request::Request},
+    plan::{Facts, Part, Plan, request::Request},
     rank::Rank,
     rank_comm::RankComm,
     raw::{self, RawRank},
@@ -206,6 +206,42 @@ impl<B: Backend> Communicator<B> {
         let rank = rank.into();
         self.shared.rank("reduce_scatter", rank)?;
         what.into().part(&self.shared, rank.index(), count as u64)
+    }
+
+    /// How a broadcast of `count` elements would be done, without doing it.
+    ///
+    /// ```
+    /// use crossccl::{Algorithm, Broadcast, Communicator, Cpu, DType};
+    ///
+    /// # fn main() -> crossccl::Result<()> {
+    /// let comm = Communicator::<Cpu>::builder(0..4).build()?;
+    /// let two_stage = Broadcast::from_root(0).algorithm(Algorithm::TwoStage);
+    /// assert_eq!(comm.plan_broadcast(1 << 20, DType::F32, two_stage)?.algorithm, Algorithm::TwoStageStaged);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`broadcast`](Self::broadcast) that do not depend on the buffers.
+    pub fn plan_broadcast(&self, count: usize, dtype: DType, what: impl Into<Broadcast>) -> Result<Plan> {
+        what.into().plan(&self.shared, count as u64, dtype)
+    }
+
+    /// How a reduce-scatter would be done in the group of `rank` with inputs of `count` elements, without
+    /// doing it.
+    ///
+    /// # Errors
+    /// Those of [`reduce_scatter`](Self::reduce_scatter) that do not depend on the buffers.
+    pub fn plan_reduce_scatter(
+        &self,
+        rank: impl Into<Rank>,
+        count: usize,
+        dtype: DType,
+        what: impl Into<ReduceScatter>,
+    ) -> Result<Plan> {
+        let rank = rank.into();
+        self.shared.rank("reduce_scatter", rank)?;
+        what.into().plan(&self.shared, rank.index(), count as u64, dtype)
     }
 
     /// [`broadcast`](Self::broadcast) by address: `ranks` and `streams` are one a rank, the root's

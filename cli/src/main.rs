@@ -5,6 +5,7 @@ mod error;
 mod files;
 mod info;
 mod perf;
+mod size;
 
 use std::process::ExitCode;
 

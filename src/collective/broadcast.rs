@@ -11,7 +11,10 @@ use crate::{
     communicator::Shared,
     dtype::DType,
     error::Result,
-    plan::request::{Collective, Request},
+    plan::{
+        Plan,
+        request::{Collective, Request},
+    },
     rank::Rank,
     raw::RawRank,
 };
@@ -61,6 +64,13 @@ impl Broadcast {
 
     fn request<B: Backend>(&self, shared: &Shared<B>, root: usize, count: u64, dtype: DType) -> Request {
         Request { ranks: shared.ranks.len(), dtype, count, collective: Collective::Broadcast { root } }
+    }
+
+    /// The plan for `count` elements, without buffers.
+    pub(crate) fn plan<B: Backend>(&self, shared: &Shared<B>, count: u64, dtype: DType) -> Result<Plan> {
+        let root = self.root(shared)?;
+        bytes_of(OPERATION, root, count, dtype)?;
+        self.options.plan(shared, &self.request(shared, root, count, dtype))
     }
 
     /// All ranks at once: `input` is the root's, `outputs` are one a rank. An output of the root

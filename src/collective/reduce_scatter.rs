@@ -13,6 +13,7 @@ use crate::{
     error::{Error, Result},
     op::ReduceOp,
     plan::{
+        Plan,
         partition::{Part, Partition, Shape},
         request::{Collective, Request},
     },
@@ -202,6 +203,14 @@ impl ReduceScatter {
     pub(crate) fn part<B: Backend>(&self, shared: &Shared<B>, rank: usize, count: u64) -> Result<Part> {
         let size = self.groups(shared)?;
         Ok(self.cut(shared, size, rank / size, rank, count)?.partition.part(rank % size))
+    }
+
+    /// The plan of the group of `rank` for `count` elements, without buffers.
+    pub(crate) fn plan<B: Backend>(&self, shared: &Shared<B>, rank: usize, count: u64, dtype: DType) -> Result<Plan> {
+        let size = self.groups(shared)?;
+        let cut = self.cut(shared, size, rank / size, rank, count)?;
+        bytes_of(OPERATION, rank, count, dtype)?;
+        self.options.plan(shared, &self.request(size, &cut, dtype))
     }
 
     /// All ranks at once: inputs and outputs are one a rank.

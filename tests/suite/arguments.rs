@@ -342,3 +342,33 @@ fn slices_and_lengths_of_buffers() {
     refused(comm.buffer::<u8>(1, 1), "buffer: rank: expected a rank from 0 to 0, got 1");
     assert_eq!(buffer.to_vec().expect("read"), [1, 2, 3]);
 }
+
+/// A plan can be asked for without buffers, and is refused in the words of the call.
+#[rstest]
+fn plans() {
+    let comm = communicator::<B>(4);
+    let plan = |what: Broadcast| comm.plan_broadcast(1 << 20, DType::F32, what);
+    let broadcast = || Broadcast::from_root(3);
+    assert_eq!(plan(broadcast()).expect("plan").algorithm, Algorithm::OneStage);
+    let two_stage = plan(broadcast().algorithm(Algorithm::TwoStage)).expect("plan");
+    assert_eq!(two_stage.algorithm, Algorithm::TwoStageStaged);
+    assert_eq!(plan(broadcast().max_blocks(1)).expect("plan").blocks, 1);
+    refused(plan(Broadcast::from_root(4)), "broadcast: root: expected a rank from 0 to 3, got 4");
+    refused(
+        comm.plan_broadcast(usize::MAX, DType::F32, 0),
+        "broadcast: count of rank 0: expected at most 2305843009213693951 elements of f32, got 18446744073709551615",
+    );
+
+    let plan = |rank: usize, what: ReduceScatter| comm.plan_reduce_scatter(rank, 64, DType::F16, what);
+    let sum = || ReduceScatter::new(ReduceOp::Sum);
+    assert_eq!(plan(3, sum().shape([8, 8]).axis(1).group_size(2)).expect("plan").algorithm, Algorithm::OneStage);
+    // Groups may differ: the rank says whose plan.
+    let shapes = || sum().group_size(2).group_shapes([vec![64], vec![32]]);
+    assert!(plan(1, shapes()).is_ok());
+    refused(plan(2, shapes()), "reduce_scatter: input of rank 2: expected 32 elements, the shape being [32], got 64");
+    refused(
+        plan(0, sum().axis(-1)),
+        "reduce_scatter: axis: expected an axis of the shape [64], counted from 0, got -1",
+    );
+    assert!(plan(4, sum()).is_err());
+}

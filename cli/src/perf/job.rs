@@ -1,0 +1,278 @@
+//! One collective at one size: its buffers, one call, and whether the call did what it should.
+//!
+//! Every allocation begins with the elements asked for by `--unalign` and ends with guard elements. They
+//! and every output hold a poison before a call, and all of the allocation is compared after it: so what
+//! was not written and what was written in the wrong place both count.
+
+use std::{
+    ops::Range,
+    time::{Duration, Instant},
+};
+
+use crossccl::{Backend, Broadcast, Buffer, Communicator, ReduceScatter, Untyped};
+
+use super::{
+    cases::Case,
+    check::{Oracle, Part, Tally},
+    values::{Source, Values},
+};
+use crate::error::CliError;
+
+const POISON: u8 = 0xa7;
+/// Elements behind the data of each buffer.
+const GUARD: usize = 16;
+
+/// What is in the inputs while calls are timed.
+pub(crate) const TIMING: Source = Source { seed: 1, values: Values::Plain };
+
+/// What is in them when the result is verified: other values than before, in each place, so that no
+/// result of an earlier call can pass for the new one.
+pub(crate) fn verifying(place: Place) -> Source {
+    Source { seed: 2 + place as u64, values: Values::Hard }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    Out,
+    In,
+}
+
+/// A collective that can be called again and again.
+pub(crate) trait Job {
+    /// Fills the inputs from `source` and everything else with poison.
+    fn prepare(&mut self, place: Place, source: Source) -> Result<(), CliError>;
+    /// One call, waited for, and how long both took.
+    fn call(&mut self, place: Place) -> Result<Duration, CliError>;
+    /// Compares all memory after one call with what it should be.
+    fn verify(&mut self, place: Place, source: Source) -> Result<Tally, CliError>;
+    /// What the bus bandwidth is, in algorithm bandwidths.
+    fn bus_factor(&self) -> f64;
+}
+
+/// What the jobs share.
+pub(crate) struct Bench<'c, B: Backend> {
+    comm: &'c Communicator<B>,
+    oracle: Oracle,
+    case: Case,
+    unalign: usize,
+    want: Vec<u8>,
+    got: Vec<u8>,
+}
+
+impl<'c, B: Backend> Bench<'c, B> {
+    pub(crate) fn new(comm: &'c Communicator<B>, case: &Case, unalign: usize) -> Result<Self, CliError> {
+        let oracle = Oracle::new(case.dtype, case.op)?;
+        Ok(Bench { comm, oracle, case: *case, unalign, want: Vec::new(), got: Vec::new() })
+    }
+
+    fn buffer(&self, rank: usize, count: usize) -> Result<Buffer<B, Untyped>, CliError> {
+        let Some(stream) = self.comm.stream(rank) else {
+            return Err(CliError::Usage(format!(
+                "perf: there is no rank {rank}; the ranks are 0 to {}",
+                self.comm.ranks() - 1
+            )));
+        };
+        // A sum that does not fit is refused as too large like any other.
+        let len = count.saturating_add(self.unalign).saturating_add(GUARD);
+        Ok(Buffer::with_dtype(stream, self.case.dtype, len)?)
+    }
+
+    /// The elements of a buffer between what was skipped and the guard.
+    fn data(&self, buffer: &Buffer<B, Untyped>) -> Range<usize> {
+        self.unalign..buffer.len() - GUARD
+    }
+
+    /// What `buffer` should hold: `fill` writes the data, the rest is poison.
+    fn expect(&mut self, buffer: &Buffer<B, Untyped>, fill: impl FnOnce(&Oracle, &mut [u8])) -> Result<(), CliError> {
+        resize(&mut self.want, buffer.size_in_bytes())?;
+        self.want.fill(POISON);
+        let (data, size) = (self.data(buffer), self.case.dtype.size());
+        fill(&self.oracle, &mut self.want[data.start * size..data.end * size]);
+        Ok(())
+    }
+
+    fn put(&mut self, buffer: &mut Buffer<B, Untyped>, fill: impl FnOnce(&Oracle, &mut [u8])) -> Result<(), CliError> {
+        self.expect(buffer, fill)?;
+        Ok(buffer.write_bytes(&self.want)?)
+    }
+
+    /// Compares `buffer` with what was last expected.
+    fn compare(&mut self, buffer: &Buffer<B, Untyped>, tally: &mut Tally) -> Result<(), CliError> {
+        resize(&mut self.got, buffer.size_in_bytes())?;
+        buffer.read_bytes(&mut self.got)?;
+        tally.compare(&self.want, &self.got, self.case.dtype.size());
+        Ok(())
+    }
+}
+
+/// Host memory that cannot be had is an error like any other.
+fn resize(bytes: &mut Vec<u8>, len: usize) -> Result<(), CliError> {
+    bytes.try_reserve_exact(len.saturating_sub(bytes.len())).map_err(|_| {
+        CliError::Failure(format!("perf: the host has no {len} bytes to verify with; lower --max-bytes"))
+    })?;
+    bytes.resize(len, 0);
+    Ok(())
+}
+
+pub(crate) struct BroadcastJob<'c, B: Backend> {
+    bench: Bench<'c, B>,
+    what: Broadcast,
+    root: usize,
+    /// On the root.
+    input: Buffer<B, Untyped>,
+    outputs: Vec<Buffer<B, Untyped>>,
+}
+
+impl<'c, B: Backend> BroadcastJob<'c, B> {
+    pub(crate) fn new(bench: Bench<'c, B>, what: Broadcast) -> Result<Self, CliError> {
+        let (root, count) = (bench.case.root.unwrap_or(0), bench.case.count);
+        let input = bench.buffer(root, count)?;
+        let outputs = (0..bench.comm.ranks()).map(|rank| bench.buffer(rank, count)).collect::<Result<_, _>>()?;
+        Ok(BroadcastJob { bench, what, root, input, outputs })
+    }
+
+    /// A broadcast must not look at what it moves.
+    fn fill(&self, source: Source) -> impl FnOnce(&Oracle, &mut [u8]) + use<B> {
+        let (source, root) = (Source { values: Values::Bits, ..source }, self.root);
+        move |oracle, data| oracle.input(source, root, 0, data)
+    }
+}
+
+impl<B: Backend> Job for BroadcastJob<'_, B> {
+    fn prepare(&mut self, place: Place, source: Source) -> Result<(), CliError> {
+        let fill = self.fill(source);
+        for output in &mut self.outputs {
+            self.bench.put(output, |_, _| ())?;
+        }
+        self.bench.put(if place == Place::Out { &mut self.input } else { &mut self.outputs[self.root] }, fill)
+    }
+
+    fn call(&mut self, place: Place) -> Result<Duration, CliError> {
+        let (bench, what) = (&self.bench, self.what.clone());
+        let outputs = (self.outputs.iter_mut())
+            .map(|output| output.slice_mut(bench.data(output)))
+            .collect::<Result<Vec<_>, _>>()?;
+        let input = self.input.slice(bench.data(&self.input))?;
+        let start = Instant::now();
+        match place {
+            Place::Out => bench.comm.broadcast(input, outputs, what)?.wait()?,
+            Place::In => bench.comm.broadcast_in_place(outputs, what)?.wait()?,
+        }
+        Ok(start.elapsed())
+    }
+
+    fn verify(&mut self, place: Place, source: Source) -> Result<Tally, CliError> {
+        let mut tally = Tally::default();
+        // All buffers are alike, the input included.
+        let fill = self.fill(source);
+        self.bench.expect(&self.input, fill)?;
+        for output in &self.outputs {
+            self.bench.compare(output, &mut tally)?;
+        }
+        if place == Place::Out {
+            self.bench.compare(&self.input, &mut tally)?;
+        }
+        Ok(tally)
+    }
+
+    fn bus_factor(&self) -> f64 {
+        1.0
+    }
+}
+
+pub(crate) struct ReduceScatterJob<'c, B: Backend> {
+    bench: Bench<'c, B>,
+    what: ReduceScatter,
+    group_size: usize,
+    parts: Vec<Part>,
+    inputs: Vec<Buffer<B, Untyped>>,
+    outputs: Vec<Buffer<B, Untyped>>,
+}
+
+impl<'c, B: Backend> ReduceScatterJob<'c, B> {
+    /// `axis` is one of `shape`; `group_size` divides the number of ranks.
+    pub(crate) fn new(
+        bench: Bench<'c, B>,
+        what: ReduceScatter,
+        shape: &[usize],
+        axis: usize,
+        group_size: usize,
+    ) -> Result<Self, CliError> {
+        let ranks = 0..bench.comm.ranks();
+        let parts: Vec<Part> = ranks.clone().map(|r| Part::new(shape, axis, group_size, r % group_size)).collect();
+        let inputs = ranks.clone().map(|r| bench.buffer(r, bench.case.count)).collect::<Result<_, _>>()?;
+        let outputs = ranks.map(|r| bench.buffer(r, parts[r].count())).collect::<Result<_, _>>()?;
+        Ok(ReduceScatterJob { bench, what, group_size, parts, inputs, outputs })
+    }
+
+    fn group(&self, rank: usize) -> Range<usize> {
+        let first = rank / self.group_size * self.group_size;
+        first..first + self.group_size
+    }
+}
+
+impl<B: Backend> Job for ReduceScatterJob<'_, B> {
+    fn prepare(&mut self, place: Place, source: Source) -> Result<(), CliError> {
+        for (rank, input) in self.inputs.iter_mut().enumerate() {
+            self.bench.put(input, |oracle, data| oracle.input(source, rank, 0, data))?;
+        }
+        if place == Place::Out {
+            for output in &mut self.outputs {
+                self.bench.put(output, |_, _| ())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn call(&mut self, place: Place) -> Result<Duration, CliError> {
+        let (bench, what) = (&self.bench, self.what.clone());
+        if place == Place::In {
+            let buffers = (self.inputs.iter_mut())
+                .map(|buffer| buffer.slice_mut(bench.data(buffer)))
+                .collect::<Result<Vec<_>, _>>()?;
+            let start = Instant::now();
+            bench.comm.reduce_scatter_in_place(buffers, what)?.wait()?;
+            return Ok(start.elapsed());
+        }
+        let inputs = self.inputs.iter().map(|input| input.slice(bench.data(input))).collect::<Result<Vec<_>, _>>()?;
+        let outputs = (self.outputs.iter_mut())
+            .map(|output| output.slice_mut(bench.data(output)))
+            .collect::<Result<Vec<_>, _>>()?;
+        let start = Instant::now();
+        bench.comm.reduce_scatter(inputs, outputs, what)?.wait()?;
+        Ok(start.elapsed())
+    }
+
+    fn verify(&mut self, place: Place, source: Source) -> Result<Tally, CliError> {
+        let mut tally = Tally::default();
+        let size = self.bench.case.dtype.size();
+        for (rank, part) in self.parts.iter().enumerate() {
+            let group = self.group(rank);
+            let input = |oracle: &Oracle, data: &mut [u8]| oracle.input(source, rank, 0, data);
+            match place {
+                Place::Out => {
+                    self.bench.expect(&self.outputs[rank], |oracle, data| {
+                        // An empty part has no runs to speak of.
+                        for (row, run) in data.chunks_exact_mut((part.run * size).max(1)).enumerate() {
+                            oracle.reduced(source, group.clone(), part.offset + row * part.stride, run);
+                        }
+                    })?;
+                    self.bench.compare(&self.outputs[rank], &mut tally)?;
+                    self.bench.expect(&self.inputs[rank], input)?;
+                }
+                // Along axis 0 a part is one run.
+                Place::In => self.bench.expect(&self.inputs[rank], |oracle, data| {
+                    input(oracle, data);
+                    let own = &mut data[part.offset * size..(part.offset + part.run) * size];
+                    oracle.reduced(source, group, part.offset, own);
+                })?,
+            }
+            self.bench.compare(&self.inputs[rank], &mut tally)?;
+        }
+        Ok(tally)
+    }
+
+    fn bus_factor(&self) -> f64 {
+        (self.group_size - 1) as f64 / self.group_size as f64
+    }
+}

@@ -1,0 +1,313 @@
+//! `crossccl perf`: time a collective over a range of sizes, and verify every element of its results.
+//! Columns and definitions are those of nccl-tests.
+
+// Without a backend, nothing of this is reached.
+#![cfg_attr(not(feature = "cpu"), allow(dead_code, unused_variables))]
+
+mod cases;
+mod check;
+mod job;
+mod report;
+mod values;
+
+use std::{path::PathBuf, str::FromStr, time::Duration};
+
+use clap::{Args, Subcommand};
+use crossccl::{Algorithm, Backend, BackendKind, Broadcast, Communicator, DType, MAX_RANKS, ReduceOp, ReduceScatter};
+
+use crate::{backend::with_backend, error::CliError, size};
+use cases::Case;
+use check::Tally;
+use job::{Bench, BroadcastJob, Job, Place, ReduceScatterJob};
+use report::{Measured, Report, Row};
+
+const BROADCAST_HELP: &str = "\
+Examples:
+  crossccl perf broadcast
+  crossccl perf broadcast --ranks 8 --root all --min-bytes 8 --max-bytes 1G --factor 2
+  crossccl perf broadcast --algorithm two-stage --dtype all --min-bytes 1M --max-bytes 1M --json broadcast.json";
+
+const REDUCE_SCATTER_HELP: &str = "\
+Examples:
+  crossccl perf reduce-scatter
+  crossccl perf reduce-scatter --dtype bf16 --op average --ranks 8 --group-size 4
+  crossccl perf reduce-scatter --dtype all --op all --min-bytes 1000 --max-bytes 1000 --unalign 1
+  crossccl perf reduce-scatter --shape 1024x513 --axis 1 --out-of-place
+
+The size is that of one rank's whole input.";
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum PerfCommand {
+    /// Measure broadcast
+    #[command(after_help = BROADCAST_HELP)]
+    Broadcast(BroadcastArguments),
+    /// Measure reduce-scatter
+    #[command(after_help = REDUCE_SCATTER_HELP)]
+    ReduceScatter(ReduceScatterArguments),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BroadcastArguments {
+    /// The rank whose data goes to all: a number, or `all` for each in turn
+    #[arg(long, value_name = "RANK", default_value = "0", value_parser = parse_root)]
+    root: Choice<usize>,
+    #[command(flatten)]
+    common: CommonArguments,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ReduceScatterArguments {
+    /// How to combine: sum, average, min, max, product, or `all` for each in turn
+    #[arg(long, default_value = "sum", value_parser = parse_choice::<ReduceOp>)]
+    op: Choice<ReduceOp>,
+    /// Ranks of a group; must divide the number of ranks [default: all ranks are one group]
+    #[arg(long, value_name = "N")]
+    group_size: Option<usize>,
+    /// The shape of each rank's input, like 1024x512: one size only [default: one axis]
+    #[arg(long, value_parser = parse_shape, conflicts_with_all = ["min_bytes", "max_bytes", "factor"])]
+    shape: Option<Shape>,
+    /// The axis to cut, counted from 0
+    #[arg(long, default_value_t = 0, allow_hyphen_values = true)]
+    axis: i64,
+    #[command(flatten)]
+    common: CommonArguments,
+}
+
+/// What both collectives have.
+#[derive(Debug, Args)]
+pub(crate) struct CommonArguments {
+    /// What kind of devices: cpu, cuda or rocm
+    #[arg(long, default_value = "cpu")]
+    backend: BackendKind,
+    /// Number of ranks, on devices 0, 1, 2, ...
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=MAX_RANKS as i64))]
+    ranks: u32,
+    /// Element type: f32, f64, f16, bf16, i8, u8, i32, u32, i64, u64, or `all` for each in turn
+    #[arg(long, default_value = "f32", value_parser = parse_choice::<DType>)]
+    dtype: Choice<DType>,
+    /// auto, one-stage, two-stage, two-stage-staged, two-stage-direct or low-latency
+    #[arg(long, default_value = "auto")]
+    algorithm: Algorithm,
+    /// The smallest size: bytes, or with a suffix K, M or G (powers of 1024)
+    #[arg(long, value_name = "SIZE", default_value = "1K", value_parser = size::parse)]
+    min_bytes: u64,
+    /// The size that is not exceeded
+    #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = size::parse)]
+    max_bytes: u64,
+    /// From each size to the next
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(2..))]
+    factor: u32,
+    /// Timed calls of each size; the table shows their median
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+    iters: u32,
+    /// Calls before them that are not timed
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    warmup: u32,
+    /// Measure in place only [default: both]
+    #[arg(long)]
+    in_place: bool,
+    /// Measure out of place only [default: both]
+    #[arg(long)]
+    out_of_place: bool,
+    /// Elements between the start of each allocation and the data
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    unalign: usize,
+    /// The most blocks of each rank's launch [default: the library chooses]
+    #[arg(long, value_name = "N")]
+    max_blocks: Option<u32>,
+    /// Seconds that a rank waits for another before the call fails
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = parse_timeout)]
+    timeout: Duration,
+    /// Write configuration and results to this file, too
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// One value, or every one in turn.
+#[derive(Clone, Copy, Debug)]
+enum Choice<T> {
+    One(T),
+    All,
+}
+
+impl<T: Copy> Choice<T> {
+    fn values(self, all: impl IntoIterator<Item = T>) -> Vec<T> {
+        match self {
+            Choice::One(value) => vec![value],
+            Choice::All => all.into_iter().collect(),
+        }
+    }
+}
+
+fn parse_choice<T: FromStr<Err = String>>(text: &str) -> Result<Choice<T>, String> {
+    match text {
+        "all" => Ok(Choice::All),
+        _ => text.parse().map(Choice::One).map_err(|e| format!("{e}, or all")),
+    }
+}
+
+fn parse_root(text: &str) -> Result<Choice<usize>, String> {
+    match text {
+        "all" => Ok(Choice::All),
+        _ => text.parse().map(Choice::One).map_err(|_| format!("`{text}` is not a rank; give a number from 0, or all")),
+    }
+}
+
+/// The extents of a tensor.
+#[derive(Clone, Debug)]
+struct Shape(Vec<usize>);
+
+fn parse_shape(text: &str) -> Result<Shape, String> {
+    let extents = text.split('x').map(str::parse).collect::<Result<Vec<usize>, _>>();
+    extents.map(Shape).map_err(|_| format!("`{text}` is not a shape; give extents joined by x, like 1024x512"))
+}
+
+fn parse_timeout(text: &str) -> Result<Duration, String> {
+    let limit = text.parse().ok().and_then(|s| Duration::try_from_secs_f64(s).ok()).filter(|d| !d.is_zero());
+    limit.ok_or_else(|| format!("`{text}` is not a time limit; give seconds above 0, like 2.5"))
+}
+
+impl CommonArguments {
+    /// Out of place and in place, as asked for.
+    fn places(&self) -> [bool; 2] {
+        [self.out_of_place || !self.in_place, self.in_place || !self.out_of_place]
+    }
+}
+
+impl PerfCommand {
+    fn name(&self) -> &'static str {
+        match self {
+            PerfCommand::Broadcast(_) => "broadcast",
+            PerfCommand::ReduceScatter(_) => "reduce-scatter",
+        }
+    }
+
+    fn common(&self) -> &CommonArguments {
+        match self {
+            PerfCommand::Broadcast(a) => &a.common,
+            PerfCommand::ReduceScatter(a) => &a.common,
+        }
+    }
+
+    /// Everything that will be measured, in order.
+    fn cases(&self) -> Result<Vec<Case>, CliError> {
+        let common = self.common();
+        let ranks = common.ranks as usize;
+        let (ops, roots, shape) = match self {
+            PerfCommand::Broadcast(a) => (vec![None], a.root.values(0..ranks).into_iter().map(Some).collect(), None),
+            PerfCommand::ReduceScatter(a) => {
+                (a.op.values(ReduceOp::ALL).into_iter().map(Some).collect(), vec![None], a.shape.as_ref())
+            }
+        };
+        let sizes = match shape {
+            Some(shape) => cases::Sizes::Elements(cases::elements(&shape.0)?),
+            None => cases::Sizes::bytes(common.min_bytes, common.max_bytes, common.factor.into())?,
+        };
+        cases::all(&common.dtype.values(DType::ALL), &ops, &roots, &sizes)
+    }
+}
+
+impl BroadcastArguments {
+    fn what(&self, case: &Case) -> Broadcast {
+        let what = Broadcast::from_root(case.root.unwrap_or(0)).algorithm(self.common.algorithm);
+        match self.common.max_blocks {
+            Some(blocks) => what.max_blocks(blocks),
+            None => what,
+        }
+    }
+}
+
+impl ReduceScatterArguments {
+    fn what(&self, case: &Case) -> ReduceScatter {
+        let mut what = ReduceScatter::new(case.op.unwrap_or(ReduceOp::Sum))
+            .algorithm(self.common.algorithm)
+            .shape(self.extents(case.count))
+            .axis(self.axis)
+            .group_size(self.members());
+        if let Some(blocks) = self.common.max_blocks {
+            what = what.max_blocks(blocks);
+        }
+        what
+    }
+
+    fn extents(&self, count: usize) -> Vec<usize> {
+        self.shape.as_ref().map_or_else(|| vec![count], |s| s.0.clone())
+    }
+
+    fn members(&self) -> usize {
+        self.group_size.unwrap_or(self.common.ranks as usize)
+    }
+}
+
+pub(crate) fn run(command: &PerfCommand) -> Result<(), CliError> {
+    with_backend!(command.common().backend, Chosen => measure::<Chosen>(command))
+}
+
+fn measure<B: Backend>(command: &PerfCommand) -> Result<(), CliError> {
+    let common = command.common();
+    let cases = command.cases()?;
+    let comm =
+        Communicator::<B>::builder(0..common.ranks as usize).timeout(common.timeout).build().map_err(CliError::from)?;
+
+    // What the library refuses, it refuses before anything is measured.
+    let plans = (cases.iter())
+        .map(|case| match command {
+            PerfCommand::Broadcast(a) => comm.plan_broadcast(case.count, case.dtype, a.what(case)),
+            PerfCommand::ReduceScatter(a) => comm.plan_reduce_scatter(0, case.count, case.dtype, a.what(case)),
+        })
+        .collect::<Result<Vec<_>, _>>()?;
+    let [out_of_place, mut in_place] = common.places();
+    if let PerfCommand::ReduceScatter(a) = command
+        && a.axis != 0
+    {
+        if !out_of_place {
+            return Err(CliError::Usage(format!(
+                "perf reduce-scatter: in place is offered along axis 0 only, not along axis {}; leave out --in-place",
+                a.axis
+            )));
+        }
+        if in_place {
+            eprintln!("crossccl: in place is offered along axis 0 only: its columns show `-`");
+        }
+        in_place = false;
+    }
+
+    let mut report = Report::start::<B>(command)?;
+    for (case, plan) in cases.iter().zip(&plans) {
+        let bench = Bench::new(&comm, case, common.unalign)?;
+        let mut job: Box<dyn Job> = match command {
+            PerfCommand::Broadcast(a) => Box::new(BroadcastJob::new(bench, a.what(case))?),
+            PerfCommand::ReduceScatter(a) => {
+                // The plan was made: the axis is one of the shape.
+                let (shape, axis) = (a.extents(case.count), a.axis as usize);
+                Box::new(ReduceScatterJob::new(bench, a.what(case), &shape, axis, a.members())?)
+            }
+        };
+        let mut one = |place, wanted: bool| match wanted {
+            true => time_and_verify(&mut *job, place, common, case.bytes).map(Some),
+            false => Ok(None),
+        };
+        let [out_of_place, in_place] = [one(Place::Out, out_of_place)?, one(Place::In, in_place)?];
+        report.row(Row::new(case, plan, out_of_place, in_place))?;
+    }
+    report.finish()
+}
+
+/// Times `iters` calls, each with its wait, and verifies one more on new inputs.
+fn time_and_verify(
+    job: &mut dyn Job,
+    place: Place,
+    common: &CommonArguments,
+    bytes: u64,
+) -> Result<Measured, CliError> {
+    job.prepare(place, job::TIMING)?;
+    for _ in 0..common.warmup {
+        job.call(place)?;
+    }
+    let mut times = (0..common.iters).map(|_| job.call(place)).collect::<Result<Vec<_>, _>>()?;
+    let source = job::verifying(place);
+    job.prepare(place, source)?;
+    job.call(place)?;
+    let tally: Tally = job.verify(place, source)?;
+    Ok(Measured::new(&mut times, bytes, job.bus_factor(), tally))
+}

@@ -1,0 +1,349 @@
+//! `crossccl info` and `crossccl perf`, run as a user runs them.
+
+use std::process::{Command, Output};
+
+fn crossccl(arguments: &str) -> Output {
+    let output = Command::new(env!("CARGO_BIN_EXE_crossccl")).args(arguments.split_whitespace()).output();
+    output.expect("the binary starts")
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).expect("text")
+}
+
+/// The exact text of a refusal, on standard error alone, with exit status 2.
+fn refused(arguments: &str, expected: &str) {
+    let output = crossccl(arguments);
+    assert_eq!(text(&output.stderr), expected, "{arguments}");
+    assert_eq!(output.status.code(), Some(2), "{arguments}");
+    assert_eq!(text(&output.stdout), "", "{arguments}");
+}
+
+#[cfg(feature = "cpu")]
+mod cpu {
+    use super::*;
+
+    /// Runs, expects success, and returns the cells of each row.
+    fn rows(arguments: &str) -> Vec<Vec<String>> {
+        let output = crossccl(&format!("perf {arguments} --iters 2 --warmup 1"));
+        assert_eq!((text(&output.stderr), output.status.code()), ("", Some(0)), "{arguments}");
+        table(text(&output.stdout))
+    }
+
+    fn table(stdout: &str) -> Vec<Vec<String>> {
+        let wrong = stdout.lines().find(|l| l.starts_with("# wrong: ")).expect("a total");
+        assert!(wrong.starts_with("# wrong: 0 of ") && !wrong.contains(" 0 elements"), "{stdout}");
+        assert!(stdout.lines().last().is_some_and(|l| l.starts_with("# avg busbw: ")), "{stdout}");
+        let rows = stdout.lines().filter(|l| !l.starts_with('#'));
+        let rows: Vec<Vec<_>> = rows.map(|l| l.split_whitespace().map(str::to_owned).collect()).collect();
+        for row in &rows {
+            assert_eq!(row.len(), 14, "{row:?}");
+            assert!(["0", "-"].contains(&&*row[9]) && ["0", "-"].contains(&&*row[13]), "{row:?}");
+        }
+        rows
+    }
+
+    /// One column.
+    fn column(rows: &[Vec<String>], at: usize) -> Vec<&str> {
+        rows.iter().map(|r| &*r[at]).collect()
+    }
+
+    #[test]
+    fn broadcast_of_every_dtype_from_every_root() {
+        let rows = rows("broadcast --ranks 3 --dtype all --root all --min-bytes 8 --max-bytes 3000 --factor 7");
+        // 8, 56, 392, 2744 bytes.
+        assert_eq!(rows.len(), 10 * 3 * 4);
+        assert_eq!(rows[1][..6], ["56", "14", "f32", "-", "0", "one-stage"]);
+        assert_eq!(rows[4][..6], ["8", "2", "f32", "-", "1", "one-stage"]);
+        assert_eq!(rows[119][..6], ["2744", "343", "u64", "-", "2", "one-stage"]);
+    }
+
+    #[test]
+    fn broadcast_in_two_stages_and_rounds() {
+        let rows = rows("broadcast --ranks 3 --algorithm two-stage --min-bytes 12 --max-bytes 8M --factor 500000");
+        assert_eq!(column(&rows, 0), ["12", "6000000"]);
+        assert_eq!(column(&rows, 5), ["two-stage-staged"; 2]);
+    }
+
+    #[test]
+    fn reduce_scatter_of_every_dtype_and_op() {
+        // 67 * 8 bytes: no number of elements that 3 divides, for no dtype.
+        let rows = rows("reduce-scatter --ranks 3 --dtype all --op all --min-bytes 536 --max-bytes 6000 --factor 11");
+        assert_eq!(rows.len(), 10 * 5 * 2);
+        assert_eq!(rows[0][..6], ["536", "134", "f32", "sum", "-", "one-stage"]);
+        assert_eq!(rows[99][..6], ["5896", "737", "u64", "product", "-", "one-stage"]);
+    }
+
+    /// A group of one copies every bit, NaN included.
+    #[test]
+    fn reduce_scatter_with_the_kernels_of_fixed_rank_counts_and_of_one() {
+        for ranks in [1, 2, 4, 8] {
+            rows(&format!("reduce-scatter --ranks {ranks} --dtype all --op average --min-bytes 2440 --max-bytes 2440"));
+        }
+    }
+
+    #[test]
+    fn reduce_scatter_in_groups() {
+        let rows =
+            rows("reduce-scatter --ranks 6 --group-size 3 --dtype bf16 --op all --min-bytes 1000 --max-bytes 9000");
+        assert_eq!(rows.len(), 10);
+    }
+
+    #[test]
+    fn more_ranks_than_elements() {
+        rows("reduce-scatter --ranks 5 --dtype u8 --min-bytes 1 --max-bytes 7 --factor 2");
+        rows("broadcast --ranks 5 --dtype u8 --min-bytes 1 --max-bytes 7 --factor 2 --algorithm two-stage");
+    }
+
+    #[test]
+    fn what_is_not_aligned() {
+        for skipped in [1, 3] {
+            let common = format!("--ranks 3 --dtype all --unalign {skipped} --min-bytes 1000 --max-bytes 4000");
+            rows(&format!("broadcast {common}"));
+            rows(&format!("broadcast {common} --algorithm two-stage-staged"));
+            rows(&format!("reduce-scatter {common}"));
+        }
+    }
+
+    #[test]
+    fn bus_bandwidth_is_a_fraction_of_algorithm_bandwidth() {
+        let rows = rows("reduce-scatter --ranks 4 --group-size 2 --min-bytes 1M --max-bytes 1M");
+        let [algbw, busbw] = [7, 8].map(|at| rows[0][at].parse::<f64>().expect("a number"));
+        assert!((busbw - algbw / 2.0).abs() <= 0.001, "{rows:?}");
+    }
+
+    #[test]
+    fn places_can_be_chosen() {
+        let size = "--min-bytes 64 --max-bytes 64 --ranks 2";
+        let dashes = |rows: Vec<Vec<String>>| [6, 10].map(|at| rows[0][at..at + 4].iter().all(|c| c == "-"));
+        assert_eq!(dashes(rows(&format!("broadcast {size} --in-place"))), [true, false]);
+        assert_eq!(dashes(rows(&format!("broadcast {size} --out-of-place"))), [false, true]);
+        assert_eq!(dashes(rows(&format!("reduce-scatter {size} --out-of-place --in-place"))), [false, false]);
+    }
+
+    #[test]
+    fn along_another_axis_there_is_no_in_place_and_it_says_so_once() {
+        let output = crossccl("perf reduce-scatter --ranks 3 --shape 5x7x3 --axis 1 --dtype all --op all --iters 1");
+        assert_eq!(text(&output.stderr), "crossccl: in place is offered along axis 0 only: its columns show `-`\n");
+        assert_eq!(output.status.code(), Some(0));
+        let rows = table(text(&output.stdout));
+        assert_eq!(rows.len(), 50);
+        assert_eq!(rows[0][..2], ["420", "105"]);
+        assert_eq!(rows[0][10..], ["-"; 4]);
+        // Short runs, and the last axis.
+        self::rows("reduce-scatter --ranks 4 --shape 37x9 --axis 1 --dtype f16 --out-of-place");
+        self::rows("reduce-scatter --ranks 4 --shape 3x2 --axis 0");
+    }
+
+    #[test]
+    fn json_has_the_configuration_and_the_rows() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("out.json");
+        let path = path.to_str().expect("text");
+        std::fs::write(path, "what was there before").expect("writable");
+        rows(&format!("reduce-scatter --ranks 3 --op max --dtype f64 --min-bytes 80 --max-bytes 320 --json {path}"));
+        let file = std::fs::read_to_string(path).expect("the file");
+        let json: serde_json::Value = serde_json::from_str(&file).expect("JSON");
+        assert_eq!(json["version"], env!("CARGO_PKG_VERSION"));
+        assert_eq!(json["collective"], "reduce-scatter");
+        assert_eq!((&json["backend"], &json["ranks"], &json["iters"]), (&"cpu".into(), &3.into(), &2.into()));
+        assert!(json["cores"].as_u64() >= Some(1));
+        let rows = json["rows"].as_array().expect("rows");
+        assert_eq!(rows.len(), 2);
+        assert_eq!(rows[1]["bytes"], 320);
+        assert_eq!((&rows[1]["dtype"], &rows[1]["op"]), (&"f64".into(), &"max".into()));
+        for place in ["out_of_place", "in_place"] {
+            assert!(rows[1][place]["time_us_p50"].as_f64() > Some(0.0));
+            assert!(rows[1][place]["time_us_p99"].as_f64() >= rows[1][place]["time_us_p50"].as_f64());
+            assert_eq!(rows[1][place]["wrong"], 0);
+        }
+        // Nothing else is left in the folder.
+        assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 1);
+    }
+
+    #[test]
+    fn a_json_file_that_cannot_be_written_is_told_before_anything_is_measured() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let missing = folder.path().join("none").join("out.json");
+        let output = crossccl(&format!("perf broadcast --json {}", missing.display()));
+        assert_eq!((text(&output.stdout), output.status.code()), ("", Some(1)));
+        let error = text(&output.stderr);
+        let expected = format!("crossccl: perf: cannot write --json {}: ", missing.display());
+        assert!(error.starts_with(&expected) && error.lines().count() == 1, "{error}");
+        let here = folder.path().display();
+        refused(
+            &format!("perf broadcast --json {here}"),
+            &format!("crossccl: perf: --json {here} is a folder; give the name of a file\n"),
+        );
+    }
+
+    #[test]
+    fn what_the_library_refuses_is_a_usage_error() {
+        for (arguments, expected) in [
+            ("broadcast --root 4", "broadcast: root: expected a rank from 0 to 3, got 4"),
+            (
+                "broadcast --algorithm low-latency",
+                "broadcast: the algorithm low-latency is not built yet; use auto, one-stage or two-stage-staged",
+            ),
+            (
+                "broadcast --algorithm two-stage-direct",
+                "broadcast: the algorithm two-stage-direct is not built yet; use auto, one-stage or two-stage-staged",
+            ),
+            (
+                "reduce-scatter --algorithm two-stage",
+                "reduce_scatter: the algorithm two-stage is for broadcast; use auto or one-stage",
+            ),
+            ("broadcast --max-blocks 65", "broadcast: max_blocks: expected 1 to 64, got 65"),
+            (
+                "reduce-scatter --axis -1",
+                "reduce_scatter: axis: expected an axis of the shape [256], counted from 0, got -1",
+            ),
+            (
+                "reduce-scatter --shape 8x8 --axis 2",
+                "reduce_scatter: axis: expected an axis of the shape [8, 8], counted from 0, got 2",
+            ),
+            ("reduce-scatter --group-size 3", "reduce_scatter: group_size: expected a divisor of the 4 ranks, got 3"),
+            ("reduce-scatter --group-size 0", "reduce_scatter: group_size: expected a divisor of the 4 ranks, got 0"),
+            (
+                "reduce-scatter --shape 8x8 --axis 1 --in-place",
+                "perf reduce-scatter: in place is offered along axis 0 only, not along axis 1; leave out --in-place",
+            ),
+            ("broadcast --backend cuda", "this build has no such backend; build with `--features cuda`"),
+        ] {
+            refused(&format!("perf {arguments}"), &format!("crossccl: {expected}\n"));
+        }
+    }
+
+    #[test]
+    fn sizes_that_are_not_what_they_seem() {
+        for (arguments, expected) in [
+            (
+                "broadcast --min-bytes 1001",
+                "--min-bytes 1001 is not a multiple of the 4 bytes of f32; give a multiple, like 1000",
+            ),
+            (
+                "broadcast --min-bytes 4 --dtype all",
+                "--min-bytes 4 is not a multiple of the 8 bytes of f64; give a multiple, like 8",
+            ),
+            ("broadcast --min-bytes 0", "--min-bytes 0 measures nothing; give at least one element"),
+            (
+                "broadcast --max-bytes 512",
+                "--min-bytes 1024 is above --max-bytes 512; lower the one or raise the other",
+            ),
+            (
+                "reduce-scatter --shape 4294967296x4294967296",
+                "--shape [4294967296, 4294967296] has more elements than can be counted; give a smaller one",
+            ),
+            (
+                "reduce-scatter --shape 4611686018427387904",
+                "4611686018427387904 elements of f32 are more bytes than 64 bits can count; give a smaller --shape",
+            ),
+        ] {
+            refused(&format!("perf {arguments}"), &format!("crossccl: perf: {expected}\n"));
+        }
+    }
+
+    #[test]
+    fn info_shows_the_cpu_and_its_peers() {
+        let output = crossccl("info --ranks 3");
+        assert_eq!((text(&output.stderr), output.status.code()), ("", Some(0)));
+        let stdout = text(&output.stdout);
+        assert!(stdout.starts_with(&format!("crossccl {}\n", env!("CARGO_PKG_VERSION"))), "{stdout}");
+        for line in [
+            "limits: 64 ranks, 64 blocks a launch",
+            "  cpu   compiled in      available",
+            "         0   1   2",
+            "     0   -  ok  ok",
+            "     2  ok  ok   -",
+            "  self-test: each of these wrote to and read back from each other one",
+        ] {
+            assert!(stdout.lines().any(|l| l == line), "{line}\n{stdout}");
+        }
+        assert!(stdout.contains("  64 virtual devices on "), "{stdout}");
+    }
+}
+
+/// What the parser of the command line refuses, in its form.
+#[test]
+fn arguments_that_make_no_sense() {
+    const TAIL: &str = "\n\nFor more information, try '--help'.\n";
+    let dtypes = "the dtypes are f32, f64, f16, bf16, i8, u8, i32, u32, i64, u64";
+    let size = "is not a size; give whole bytes, like 4096, or with K, M or G, like 64M";
+    for (arguments, option, value, why) in [
+        ("broadcast --ranks 0", "--ranks <N>", "0", "0 is not in 1..=64".to_owned()),
+        ("broadcast --ranks 65", "--ranks <N>", "65", "65 is not in 1..=64".into()),
+        ("broadcast --dtype f31", "--dtype <DTYPE>", "f31", format!("unknown dtype `f31`; {dtypes}, or all")),
+        (
+            "reduce-scatter --op mean",
+            "--op <OP>",
+            "mean",
+            "unknown op `mean`; the ops are sum, average, min, max, product, or all".into(),
+        ),
+        (
+            "broadcast --algorithm ring",
+            "--algorithm <ALGORITHM>",
+            "ring",
+            "unknown algorithm `ring`; the algorithms are auto, one-stage, two-stage, two-stage-staged, \
+             two-stage-direct, low-latency"
+                .into(),
+        ),
+        (
+            "broadcast --backend metal",
+            "--backend <BACKEND>",
+            "metal",
+            "unknown backend `metal`; the backends are cpu, cuda, rocm".into(),
+        ),
+        ("broadcast --min-bytes 12Q", "--min-bytes <SIZE>", "12Q", format!("`12Q` {size}")),
+        (
+            "broadcast --max-bytes 99999999999G",
+            "--max-bytes <SIZE>",
+            "99999999999G",
+            "`99999999999G` is more bytes than 64 bits can count; give a smaller size".into(),
+        ),
+        ("broadcast --factor 1", "--factor <N>", "1", "1 is not in 2..=4294967295".into()),
+        ("broadcast --iters 0", "--iters <N>", "0", "0 is not in 1..=4294967295".into()),
+        (
+            "broadcast --root first",
+            "--root <RANK>",
+            "first",
+            "`first` is not a rank; give a number from 0, or all".into(),
+        ),
+        (
+            "reduce-scatter --shape 8x",
+            "--shape <SHAPE>",
+            "8x",
+            "`8x` is not a shape; give extents joined by x, like 1024x512".into(),
+        ),
+        (
+            "broadcast --timeout 0",
+            "--timeout <SECONDS>",
+            "0",
+            "`0` is not a time limit; give seconds above 0, like 2.5".into(),
+        ),
+    ] {
+        refused(&format!("perf {arguments}"), &format!("error: invalid value '{value}' for '{option}': {why}{TAIL}"));
+    }
+    for option in ["--min-bytes 8", "--max-bytes 8", "--factor 2"] {
+        let output = crossccl(&format!("perf reduce-scatter --shape 8 {option}"));
+        assert!(text(&output.stderr).starts_with("error: the argument '--shape <SHAPE>' cannot be used with"));
+        assert_eq!(output.status.code(), Some(2));
+    }
+}
+
+#[test]
+fn help_has_examples() {
+    for command in ["perf broadcast", "perf reduce-scatter"] {
+        let output = crossccl(&format!("{command} --help"));
+        assert_eq!(output.status.code(), Some(0));
+        assert!(text(&output.stdout).contains(&format!("Examples:\n  crossccl {command}\n")));
+    }
+}
+
+#[cfg(not(feature = "cpu"))]
+#[test]
+fn without_a_backend_it_says_so() {
+    let output = crossccl("info");
+    assert_eq!(output.status.code(), Some(0));
+    assert!(text(&output.stdout).contains("no backend is compiled in: build with `--features cpu`"));
+    refused("perf broadcast", "crossccl: this build has no such backend; build with `--features cpu`\n");
+}
