@@ -208,7 +208,7 @@ impl fmt::Display for Error {
             }
             Error::Busy { operation, what } => write!(f, "{operation}: {what}"),
             Error::NotCompiled { feature } => {
-                write!(f, "this build has no such backend; build with `--features {feature}`")
+                write!(f, "this build has no {feature} backend; build with `--features {feature}`")
             }
             Error::NoDevice { backend, reason } => write!(f, "no {backend} device: {reason}"),
         }

@@ -27,9 +27,8 @@ enum Command {
     Broadcast(files::BroadcastArguments),
     /// Reduce checkpoints (safetensors files of equal layout, one a rank) tensor by tensor
     ReduceScatter(files::ReduceScatterArguments),
-    /// Measure a collective over a range of sizes and verify its results
-    #[command(subcommand)]
-    Perf(perf::PerfCommand),
+    /// Measure a collective over a range of sizes and verify its results; both of them, if none is named
+    Perf(perf::PerfArguments),
 }
 
 fn main() -> ExitCode {
@@ -37,7 +36,7 @@ fn main() -> ExitCode {
         Command::Info(arguments) => info::run(&arguments),
         Command::Broadcast(arguments) => files::broadcast(&arguments),
         Command::ReduceScatter(arguments) => files::reduce_scatter(&arguments),
-        Command::Perf(command) => perf::run(&command),
+        Command::Perf(arguments) => perf::run(&arguments),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

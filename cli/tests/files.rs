@@ -157,7 +157,7 @@ fn broadcasts_that_cannot_be() {
         2,
         "broadcast: the algorithm low-latency is not built yet; use auto, one-stage or two-stage-staged",
     );
-    f("--input file --ranks 2 --backend cuda", 2, "this build has no such backend; build with `--features cuda`");
+    f("--input file --ranks 2 --backend cuda", 2, "this build has no cuda backend; build with `--features cuda`");
     for wrong in [
         "",
         "--ranks 2",
@@ -552,7 +552,7 @@ fn outputs_and_command_lines_that_cannot_be() {
     f("x --output none/out", 1, "none/out: its folder none does not exist; create it first");
     let many = "x ".repeat(65);
     f(&format!("{many} --output out"), 2, "FILE (one a rank): 65 is not a number of ranks; give 1 to 64");
-    f("x --output out --backend rocm", 2, "this build has no such backend; build with `--features rocm`");
+    f("x --output out --backend rocm", 2, "this build has no rocm backend; build with `--features rocm`");
     for wrong in ["--output out", "x", "x --output out --op mean", "x --output out --op sum --average"] {
         assert_eq!(folder.run(&format!("reduce-scatter {wrong}")).status, 2, "{wrong}");
     }

@@ -208,7 +208,7 @@ mod cpu {
                 "reduce-scatter --shape 8x8 --axis 1 --in-place",
                 "perf reduce-scatter: in place is offered along axis 0 only, not along axis 1; leave out --in-place",
             ),
-            ("broadcast --backend cuda", "this build has no such backend; build with `--features cuda`"),
+            ("broadcast --backend cuda", "this build has no cuda backend; build with `--features cuda`"),
         ] {
             refused(&format!("perf {arguments}"), &format!("crossccl: {expected}\n"));
         }
@@ -345,5 +345,14 @@ fn without_a_backend_it_says_so() {
     let output = crossccl("info");
     assert_eq!(output.status.code(), Some(0));
     assert!(text(&output.stdout).contains("no backend is compiled in: build with `--features cpu`"));
-    refused("perf broadcast", "crossccl: this build has no such backend; build with `--features cpu`\n");
+    refused("perf broadcast", "crossccl: this build has no cpu backend; build with `--features cpu`\n");
+}
+
+/// The README's first command. What it measures is run in release by .ci/run; here, that no name is needed.
+#[cfg(feature = "cpu")]
+#[test]
+fn perf_needs_no_name() {
+    let help = crossccl("perf --help");
+    assert_eq!(help.status.code(), Some(0));
+    assert!(text(&help.stdout).contains("Usage: crossccl perf [COMMAND]"), "{}", text(&help.stdout));
 }

@@ -12,7 +12,7 @@ mod values;
 
 use std::{path::PathBuf, str::FromStr, time::Duration};
 
-use clap::{Args, Subcommand};
+use clap::{Args, Parser, Subcommand};
 use crossccl::{Algorithm, Backend, BackendKind, Broadcast, Communicator, DType, MAX_RANKS, ReduceOp, ReduceScatter};
 
 use crate::{backend::with_backend, error::CliError, size};
@@ -35,6 +35,19 @@ Examples:
   crossccl perf reduce-scatter --shape 1024x513 --axis 1 --out-of-place
 
 The size is that of one rank's whole input.";
+
+#[derive(Debug, Args)]
+pub(crate) struct PerfArguments {
+    #[command(subcommand)]
+    command: Option<PerfCommand>,
+}
+
+/// For the defaults of each command, which clap knows.
+#[derive(Debug, Parser)]
+struct Defaults {
+    #[command(subcommand)]
+    command: PerfCommand,
+}
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum PerfCommand {
@@ -239,7 +252,18 @@ impl ReduceScatterArguments {
     }
 }
 
-pub(crate) fn run(command: &PerfCommand) -> Result<(), CliError> {
+pub(crate) fn run(arguments: &PerfArguments) -> Result<(), CliError> {
+    if let Some(command) = &arguments.command {
+        return run_one(command);
+    }
+    for name in ["broadcast", "reduce-scatter"] {
+        let defaults = Defaults::try_parse_from(["perf", name]);
+        run_one(&defaults.map_err(|e| CliError::Usage(e.to_string()))?.command)?;
+    }
+    Ok(())
+}
+
+fn run_one(command: &PerfCommand) -> Result<(), CliError> {
     with_backend!(command.common().backend, Chosen => measure::<Chosen>(command))
 }
 
