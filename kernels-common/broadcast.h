@@ -17,7 +17,7 @@ CROSSCCL_DEVICE void broadcast_one_stage(const Block& b, const Arguments& a) {
   const uint8_t* in = (const uint8_t*)a.input;
   meet.start();
   if (a.rank == a.root) {
-    if (meet.expect_all() && out != nullptr && out != in) copy(b, out, in, a.bytes);
+    if (meet.expect_all(false) && out != nullptr && out != in) copy(b, out, in, a.bytes);
     meet.await(kDone, 0, [](uint32_t) { return true; });
   } else {
     const uint32_t root = a.root;
@@ -48,7 +48,7 @@ CROSSCCL_DEVICE void broadcast_two_stage_staged(const Block& b, const Arguments&
   const bool is_root = me == root;
   const auto other_readers = [=](uint32_t p) { return p != root; };
   meet.start();
-  meet.expect_all();
+  meet.expect_all(!is_root);
   const uint8_t* in = meet.ok ? meet.input_of(root) : nullptr;
   for (uint32_t round = 0; round < a.rounds; ++round) {
     const uint64_t at = round * a.segment, left = a.bytes - at, bytes = left < a.segment ? left : a.segment;

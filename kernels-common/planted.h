@@ -18,6 +18,8 @@ enum Planted : uint32_t {
   kEarlyEpoch = 9,        // the first block to finish advances the epoch
   kNoPoisonLook = 10,     // a late rank does not look at the poison words
   kNoCompare = 11,        // records are not compared
+  kGoneAgrees = 12,       // a later record of a rank that I read from passes for this launch's
+  kPoisonStays = 13,      // a failure in a group does not reach the world
 };
 
 constexpr bool planted(Planted bug) { return CROSSCCL_PLANTED == bug; }

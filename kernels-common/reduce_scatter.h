@@ -88,7 +88,7 @@ template <class T, class Op, uint32_t N> CROSSCCL_DEVICE void reduce_scatter(con
   Rendezvous meet(a, b);
   if (planted(kIdleBlockReturns) && b.block * kTile >= a.outer * a.run * sizeof(T)) return;
   meet.start();
-  if (meet.expect_all()) {
+  if (meet.expect_all(true)) {
     const Inputs<T, N> in(meet);
     const Reducer<T, Op, N> reduce{in, a.average != 0 ? a.ranks : 0};
     T* out = (T*)a.output;

@@ -65,24 +65,26 @@ struct Rendezvous {
     for (uint32_t r = b.thread; r < a.world; r += b.threads)
       if (load_acquire(own.poison(r)) != kNone && !planted(kNoPoisonLook)) bad = true, fail(kPoisoned, r, 0, 0, 0, 0);
     ok = !b.any(bad);
+    // A failure in one scope must reach those who wait for this rank in another: a group's failure the
+    // world that was enqueued behind it.
+    if (!ok && b.block == 0 && b.thread == 0) hand_on();
     if (ok && b.block == 0)
       for (uint32_t p = b.thread; p < a.ranks; p += b.threads)
         if (p != a.rank) send_record(p);
-    if (a.strict) expect_all();
+    if (a.strict) expect_all(false);
   }
 
   // Step 2. The record of `p` has arrived and agrees; its pointers may be read.
   CROSSCCL_METHOD bool expect(uint32_t p) {
-    if (p == a.rank) return join(true);
-    return join(b.thread != 0 || await_record(p));
+    return await_records([=](uint32_t q) { return q == p; }, true);
   }
-  CROSSCCL_METHOD bool expect_all() {
-    bool good = true;
-    for (uint32_t p = b.thread; p < a.ranks; p += b.threads)
-      if (p != a.rank && !await_record(p)) good = false;
-    return join(good);
+  // `sources`: I read the memory of all of them, and they wait for my credit. One that is ahead has then
+  // not waited: it called something else (a rank that took a later record for this one's read what a later
+  // launch had in mind). Others may be ahead: what they did in this launch did not depend on me.
+  CROSSCCL_METHOD bool expect_all(bool sources) {
+    return await_records([](uint32_t) { return true; }, sources);
   }
-  // Only after expect(p), and only while p waits for my credit (else it could be a newer one).
+  // Only after p was expected as a source.
   CROSSCCL_METHOD const uint8_t* input_of(uint32_t p) const {
     return p == a.rank ? (const uint8_t*)a.input
                        : (const uint8_t*)load_relaxed(&own.record(a.domain, p, epoch)->input);
@@ -100,10 +102,16 @@ struct Rendezvous {
   template <class Who> CROSSCCL_METHOD bool await(Phase phase, uint32_t round, Who who) {
     if (planted(kNoStagedWait) && phase == kStaged) return join(true);
     if (planted(kNoCreditWait) && phase == kDone) return join(true);
-    bool good = true;
-    for (uint32_t p = b.thread; p < a.ranks; p += b.threads)
-      if (p != a.rank && who(p) && !await_flag(phase, p, sequence + round + 1)) good = false;
-    return join(good);
+    const uint64_t wanted = sequence + round + 1;
+    return wait_for(who, 1 + phase, wanted, [&](uint32_t p, bool slow, uint64_t waited) {
+      const uint64_t seen = load_acquire(own.flag(a.domain, phase, b.block, p));
+      if (seen >= wanted) return Look::kThere;
+      if (slow && look_at_record(p) == Arrival::kDiffers) {
+        fail(kMismatch, p, 1 + phase, wanted, seen, waited);
+        return Look::kFailed;
+      }
+      return Look::kNotYet;
+    });
   }
 
   // Step 4. The last block knows that all others have read epoch and sequence (case E13: a block
@@ -156,66 +164,81 @@ struct Rendezvous {
     return (theirs >> 48) == (mine >> 48) ? Arrival::kDiffers : Arrival::kGone;
   }
 
-  CROSSCCL_METHOD bool await_record(uint32_t p) {
-    if (!ok) return false;
-    if (planted(kNoRecordWait)) return true;
-    Patience patience(*this);
-    for (;;) {
-      Arrival found = look_at_record(p);
-      if (found == Arrival::kAgrees || found == Arrival::kGone) return true;
-      if (found == Arrival::kDiffers) return fail(kMismatch, p, 0, epoch, epoch, patience.waited());
-      if (!patience.more()) return patience.give_up(p, 0, epoch, load_relaxed(&own.record(a.domain, p, epoch)->stamp));
-    }
+  template <class Who> CROSSCCL_METHOD bool await_records(Who who, bool sources) {
+    if (planted(kNoRecordWait)) return join(true);
+    return wait_for(who, 0, epoch, [&](uint32_t p, bool, uint64_t waited) {
+      const Arrival found = look_at_record(p);
+      if (found == Arrival::kAbsent) return Look::kNotYet;
+      if (found == Arrival::kAgrees || (found == Arrival::kGone && (!sources || planted(kGoneAgrees)))) return Look::kThere;
+      fail(kMismatch, p, 0, epoch, load_relaxed(&own.record(a.domain, p, epoch)->stamp), waited);
+      return Look::kFailed;
+    });
   }
 
-  CROSSCCL_METHOD bool await_flag(Phase phase, uint32_t p, uint64_t wanted) {
-    if (!ok) return false;
-    Patience patience(*this);
-    const uint64_t* flag = own.flag(a.domain, phase, b.block, p);
-    for (;;) {
-      uint64_t seen = load_acquire(flag);
-      if (seen >= wanted) return true;
-      if (!patience.more()) return patience.give_up(p, 1 + phase, wanted, seen);
-      if (patience.slow && look_at_record(p) == Arrival::kDiffers)
-        return fail(kMismatch, p, 1 + phase, wanted, seen, patience.waited());
-    }
-  }
+  enum class Look : uint32_t { kThere, kNotYet, kFailed };
 
-  struct Patience {
-    Rendezvous& r;
-    uint64_t begin, next;
-    uint32_t tries;
-    bool slow;  // this poll was a slow look
-
-    CROSSCCL_METHOD explicit Patience(Rendezvous& rendezvous)
-        : r(rendezvous), begin(clock_ticks()), next(begin + kSlowLook), tries(0), slow(false) {}
-    CROSSCCL_METHOD uint64_t waited() const { return clock_ticks() - begin; }
-
-    // False when the wait must end: the reason is found again by give_up.
-    CROSSCCL_METHOD bool more() {
+  // Waits for all ranks of the domain for which `who` holds, in whatever order they come: one limit for
+  // all of them (one after the other, stragglers added up to many limits). Each thread of the block has
+  // its peers. `look(p, slow, ticks waited)` says whether p is there.
+  template <class Who, class LookAt>
+  CROSSCCL_METHOD bool wait_for(Who who, uint32_t phase, uint64_t wanted, LookAt look) {
+    uint64_t pending = 0;
+    if (ok)
+      for (uint32_t p = b.thread; p < a.ranks; p += b.threads)
+        if (p != a.rank && who(p)) pending |= 1ull << p;
+    const uint64_t begin = pending != 0 ? clock_ticks() : 0;
+    uint64_t next = begin + kSlowLook, now = begin;
+    uint32_t tries = 0;
+    bool good = true, slow = false, last = false;
+    while (pending != 0 && good) {
+      for (uint64_t left = pending; left != 0 && good; left &= left - 1) {
+        const uint32_t p = lowest_bit(left);
+        const Look found = look(p, slow, now - begin);
+        if (found == Look::kThere) pending &= ~(1ull << p);
+        good = found != Look::kFailed;
+      }
+      if (pending == 0 || !good) break;
+      if (last) {
+        good = give_up(pending, phase, wanted, now - begin);
+        break;
+      }
       relax(tries++);
-      uint64_t now = clock_ticks();
+      now = clock_ticks();
       slow = now >= next;
-      if (!slow) return true;
+      if (!slow) continue;
       next = now + kSlowLook;
-      if (r.a.limit != 0 && now - begin >= r.a.limit) return false;
-      if (load_relaxed(&r.control()->abort) != 0) return false;
-      for (uint32_t k = 0; k < r.a.world; ++k)
-        if (load_acquire(r.own.poison(k)) != kNone) return false;
-      return true;
+      // Then one more look: a process that was stopped and goes on finds its peers there.
+      last = must_end(now - begin);
     }
-    CROSSCCL_METHOD bool give_up(uint32_t p, uint32_t phase, uint64_t wanted, uint64_t seen) {
-      for (uint32_t k = 0; k < r.a.world; ++k)
-        if (k != r.a.world_rank && load_acquire(r.own.poison(k)) != kNone)
-          return r.fail(kPoisoned, k, phase, wanted, seen, waited());
-      if (load_relaxed(&r.control()->abort) != 0) return r.fail(kAborted, p, phase, wanted, seen, waited());
-      return r.fail(kTimeout, p, phase, wanted, seen, waited());
-    }
-  };
+    return join(good);
+  }
+
+  CROSSCCL_METHOD bool must_end(uint64_t waited) const {
+    if (a.limit != 0 && waited >= a.limit) return true;
+    if (load_relaxed(&control()->abort) != 0) return true;
+    for (uint32_t k = 0; k < a.world; ++k)
+      if (load_acquire(own.poison(k)) != kNone) return true;
+    return false;
+  }
+
+  CROSSCCL_METHOD bool give_up(uint64_t pending, uint32_t phase, uint64_t wanted, uint64_t waited) {
+    const uint32_t p = lowest_bit(pending);
+    const uint64_t seen = phase == 0 ? load_relaxed(&own.record(a.domain, p, epoch)->stamp)
+                                     : load_relaxed(own.flag(a.domain, phase - 1, b.block, p));
+    for (uint32_t k = 0; k < a.world; ++k)
+      if (k != a.world_rank && load_acquire(own.poison(k)) != kNone) {
+        fail(kPoisoned, k, phase, wanted, seen, waited, pending);
+        hand_on();
+        return false;
+      }
+    fail(load_relaxed(&control()->abort) != 0 ? kAborted : kTimeout, p, phase, wanted, seen, waited, pending);
+    return false;
+  }
 
   // Elected once per rank and poisoning: the winner writes the status record, then tells the peers.
-  CROSSCCL_METHOD bool fail(FailureKind kind, uint32_t p, uint32_t phase, uint64_t wanted, uint64_t seen, uint64_t ticks) {
-    if (!claim(own.poison(a.world_rank), kind)) return false;
+  CROSSCCL_METHOD void fail(FailureKind kind, uint32_t p, uint32_t phase, uint64_t wanted, uint64_t seen, uint64_t ticks,
+                            uint64_t pending = 0) {
+    if (!claim(own.poison(a.world_rank), kind)) return;
     uint64_t missing = 0;
     for (uint32_t q = 0; q < a.ranks; ++q) {
       const Record* r = own.record(a.domain, q, epoch);
@@ -227,19 +250,24 @@ struct Rendezvous {
       store_relaxed(&o->shape_hash, q == a.rank ? a.shape_hash : load_relaxed(&r->shape_hash));
       store_relaxed(&o->packed, q == a.rank ? a.packed : load_relaxed(&r->packed));
     }
-    // All came, one is stuck in a later step.
-    if (missing == 0 && kind == kTimeout) missing = 1ull << p;
+    // All came, some are stuck in a later step.
+    if (missing == 0) missing = pending;
     write(&control()->failure, kind, p, phase, wanted, seen, ticks, missing);
     store_release(&control()->state, kind);
-    if (kind == kPoisoned) return false;  // whoever failed first has told everybody
-    // Sibling groups are not told here: what they have in flight does not depend on this rank, and
-    // the host refuses their next call.
+    if (kind == kPoisoned) return;  // hand_on
     for (uint32_t q = 0; q < a.ranks; ++q) {
       if (q == a.rank) continue;
       write(peer(q).cause(a.world_rank), kind, p, phase, wanted, seen, ticks, missing);
       store_release(peer(q).poison(a.world_rank), kind);
     }
-    return false;
+  }
+
+  // Tells the peers of this launch that this rank takes no part: it was poisoned, now or before.
+  CROSSCCL_METHOD void hand_on() const {
+    if (planted(kPoisonStays)) return;
+    for (uint32_t q = 0; q < a.ranks; ++q)
+      if (q != a.rank && load_relaxed(peer(q).poison(a.world_rank)) == kNone)
+        store_release(peer(q).poison(a.world_rank), kPoisoned);
   }
 
   CROSSCCL_METHOD void write(Failure* f, FailureKind kind, uint32_t p, uint32_t phase, uint64_t wanted, uint64_t seen,

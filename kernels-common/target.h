@@ -33,6 +33,9 @@
 //     All threads of the block together; any alignment, no overlap; copy.h offers
 //     copy_tile_by_vectors for targets without something better.
 //
+// Bits
+//   uint32_t lowest_bit(uint64_t)   position of the lowest bit that is set; one is
+//
 // Time
 //   uint64_t clock_ticks()     monotonic; the host knows its rate
 //   kSlowLook                  ticks between two slow looks at the poison word (about 20 us)

@@ -48,6 +48,8 @@ template <class V> CROSSCCL_DEVICE void store16(void* p, const V& v) { memcpy(p,
 constexpr uint64_t kTile = 16 * 1024;
 CROSSCCL_DEVICE void copy_tile(const Block&, uint8_t* to, const uint8_t* from, uint64_t bytes) { memcpy(to, from, bytes); }
 
+CROSSCCL_DEVICE uint32_t lowest_bit(uint64_t bits) { return uint32_t(__builtin_ctzll(bits)); }
+
 // Nanoseconds.
 CROSSCCL_DEVICE uint64_t clock_ticks() {
   struct timespec t;

@@ -73,3 +73,20 @@ impl FromStr for BackendKind {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_backend_says_whether_it_can_be_used() {
+        for kind in BackendKind::ALL {
+            let outcome = kind.check();
+            match (kind, kind.is_compiled()) {
+                (BackendKind::Cpu, true) => assert_eq!(outcome, Ok(())),
+                (_, false) => assert_eq!(outcome, Err(Error::NotCompiled { feature: kind.name() })),
+                (_, true) => assert!(matches!(outcome, Err(Error::Unsupported { .. })), "{outcome:?}"),
+            }
+        }
+    }
+}

@@ -474,6 +474,8 @@ pub(crate) struct RankState<B: Backend> {
     history: VecDeque<Called>,
     /// Calls that failed before a reset, for those who ask later: from, up to, why.
     failed: VecDeque<(u64, u64, Error)>,
+    /// A kernel was launched whose end cannot be known.
+    pub(crate) lost: bool,
     /// Memory that a failed call may still touch.
     quarantine: Vec<Arc<Allocation<B>>>,
 }
@@ -529,6 +531,7 @@ impl<B: Backend> RankState<B> {
             last: None,
             history: VecDeque::with_capacity(HISTORY),
             failed: VecDeque::new(),
+            lost: false,
             quarantine: Vec::new(),
         }
     }
@@ -703,6 +706,9 @@ impl<B: Backend> Shared<B> {
         for rank in &self.ranks {
             rank.store(control::ABORT, 1);
         }
+        if states.iter().any(|s| s.lost) {
+            return Err(Error::poisoned(&lock(&self.poison).clone().unwrap_or(Error::Aborted)));
+        }
         let deadline = Instant::now() + STOP_LIMIT;
         for (rank, state) in states.iter().enumerate() {
             if let Some((_, event)) = &state.last
@@ -798,9 +804,10 @@ impl<B: Backend> Drop for Shared<B> {
             rank.store(control::ABORT, 1);
         }
         let deadline = Instant::now() + STOP_LIMIT;
-        let at_rest = self.ranks.iter().all(|rank| match &lock(&rank.state).last {
-            Some((_, event)) => B::wait(event, Some(deadline)).unwrap_or(false),
-            None => true,
+        let at_rest = self.ranks.iter().all(|rank| match &*lock(&rank.state) {
+            RankState { lost: true, .. } => false,
+            RankState { last: Some((_, event)), .. } => B::wait(event, Some(deadline)).unwrap_or(false),
+            _ => true,
         });
         // What cannot be stopped keeps its memory: leaked, never freed under a running kernel.
         if !at_rest {

@@ -81,7 +81,7 @@ pub enum Error {
         /// The collective, as the rank that noticed called it.
         operation: &'static str,
         /// The first argument that differs: `collective`, `dtype`, `op`, `count`, `root`, `axis`,
-        /// `shape`, `algorithm`, `blocks` or `plan`.
+        /// `shape`, `algorithm`, `blocks`, `plan`, or `order` where a rank has gone on to a later call.
         field: &'static str,
         /// Each rank's value, for the ranks whose call was seen.
         values: Vec<(Rank, String)>,

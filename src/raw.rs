@@ -42,7 +42,8 @@ pub(crate) fn check_stream<B: Backend>(
     Err(crate::collective::invalid(operation, Some(rank), "stream", expected, got))
 }
 
-/// Enqueues one rank's prepared launch. On an error nothing of it is enqueued.
+/// Enqueues one rank's prepared launch. On an error nothing of it is enqueued, or the communicator is
+/// poisoned for good.
 ///
 /// # Safety
 /// The memory that `prepared` names is valid as the `*_raw` methods of
@@ -54,6 +55,7 @@ pub(crate) unsafe fn enqueue<B: Backend>(
 ) -> Result<Launch<B>> {
     let Prepared { rank, group_size, plan, .. } = prepared;
     let me = &shared.ranks[*rank];
+    let _span = prepared.span.enter();
     let fault = |f| shared.driver_error(*rank, f);
     let mut state = shared.begin(*rank)?;
     // One launch in flight per rank: another stream of the rank waits for the one before.
@@ -74,7 +76,17 @@ pub(crate) unsafe fn enqueue<B: Backend>(
     }
     state.next_call += 1;
     state.remember(call, prepared);
-    let event = B::record(stream).map_err(fault)?;
+    let event = match B::record(stream) {
+        Ok(event) => event,
+        // A kernel runs whose end cannot be known: nothing it may touch is ever given back or reused.
+        Err(f) => {
+            state.lost = true;
+            drop(state);
+            let error = fault(f);
+            shared.abort(error.clone());
+            return Err(error);
+        }
+    };
     state.last = Some((stream.clone(), event.clone()));
     Ok(Launch { rank: *rank, call, event, generation: shared.generation(), unlimited: prepared.limit.is_none() })
 }
@@ -90,7 +102,7 @@ fn copy_alone<B: Backend>(prepared: &Prepared, stream: &B::Stream) -> Result<(),
 }
 
 fn arguments<B: Backend>(shared: &Shared<B>, prepared: &Prepared, call: u64) -> Arguments {
-    let Prepared { rank, group_size, request, plan, input, output, limit, strict } = prepared;
+    let Prepared { rank, group_size, request, plan, input, output, limit, strict, .. } = prepared;
     let me = &shared.ranks[*rank];
     let first = rank / group_size * group_size;
     let packed = request.packed(plan.algorithm as u8, plan.blocks).to_word();

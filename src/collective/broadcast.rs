@@ -118,11 +118,11 @@ impl Broadcast {
         check_overlaps(OPERATION, &[input], &outputs, |i, o| i == o)?;
         let request = self.request(shared, root, count, dtype);
         let plan = self.options.plan(shared, &request)?;
-        let _span = self.options.span(&request, &plan, shared).entered();
+        let span = self.options.span(&request, &plan, shared);
         Ok((ranks.iter().enumerate())
             .map(|(rank, raw)| {
                 let send = if rank == root { raw.send } else { 0 };
-                self.options.prepare(shared, rank, shared.ranks.len(), request.clone(), plan, [send, raw.recv])
+                self.options.prepare(shared, rank, shared.ranks.len(), request.clone(), plan, &span, [send, raw.recv])
             })
             .collect())
     }
@@ -174,7 +174,7 @@ impl Broadcast {
         }
         let request = self.request(shared, root, count, dtype);
         let plan = self.options.plan(shared, &request)?;
-        let _span = self.options.span(&request, &plan, shared).entered();
-        Ok(self.options.prepare(shared, rank, shared.ranks.len(), request, plan, [send, raw.recv]))
+        let span = self.options.span(&request, &plan, shared);
+        Ok(self.options.prepare(shared, rank, shared.ranks.len(), request, plan, &span, [send, raw.recv]))
     }
 }

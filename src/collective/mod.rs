@@ -128,6 +128,8 @@ pub(crate) struct Prepared {
     pub(crate) output: u64,
     pub(crate) limit: Option<Duration>,
     pub(crate) strict: bool,
+    /// Entered while the launch is enqueued.
+    pub(crate) span: tracing::Span,
 }
 
 pub(crate) fn invalid(
@@ -183,6 +185,7 @@ impl Options {
         group_size: usize,
         request: Request,
         plan: Plan,
+        span: &tracing::Span,
         [input, output]: [u64; 2],
     ) -> Prepared {
         Prepared {
@@ -193,6 +196,7 @@ impl Options {
             input,
             output,
             limit: self.timeout.unwrap_or(shared.limit),
+            span: span.clone(),
             strict: self.agreement.unwrap_or(shared.agreement) == Agreement::Strict,
         }
     }

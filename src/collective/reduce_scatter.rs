@@ -255,7 +255,7 @@ impl ReduceScatter {
             let cut = self.cut(shared, size, group, first, counts[first])?;
             let request = self.request(size, &cut, dtype);
             let plan = self.options.plan(shared, &request)?;
-            let _span = self.options.span(&request, &plan, shared).entered();
+            let span = self.options.span(&request, &plan, shared);
             for rank in first..first + size {
                 if counts[rank] != counts[first] {
                     let expected = format!("{} elements, as rank {first} of its group", counts[first]);
@@ -272,6 +272,7 @@ impl ReduceScatter {
                     size,
                     request.clone(),
                     plan,
+                    &span,
                     [input.address, output.address],
                 ));
             }
@@ -313,13 +314,13 @@ impl ReduceScatter {
         let cut = self.cut(shared, size, rank / size, rank, count)?;
         let request = self.request(size, &cut, dtype);
         let plan = self.options.plan(shared, &request)?;
-        let _span = self.options.span(&request, &plan, shared).entered();
+        let span = self.options.span(&request, &plan, shared);
         let part = cut.partition.part(rank % size);
         let [input, output] = self.check_one(rank, raw, &cut, part, dtype)?;
         check_overlaps(OPERATION, &[(rank, input)], &[(rank, output)], |i, o| {
             Self::in_place(&cut, part, dtype, i.1, o.1)
         })?;
-        Ok(self.options.prepare(shared, rank, size, request, plan, [input.address, output.address]))
+        Ok(self.options.prepare(shared, rank, size, request, plan, &span, [input.address, output.address]))
     }
 
     fn check_one(&self, rank: usize, raw: RawRank, cut: &Cut, part: Part, dtype: DType) -> Result<[Span; 2]> {

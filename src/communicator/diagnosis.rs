@@ -42,19 +42,29 @@ impl<B: Backend> Shared<B> {
         let me = &self.ranks[rank];
         let (kind, peer) = halves(me.load(control::KIND_PEER));
         match u64::from(kind) {
-            // The rank that failed first knows why, unless it is gone or was poisoned itself.
-            POISONED if (peer as usize) < self.ranks.len() && peer as usize != rank => {
-                let origin = peer as usize;
-                match u64::from(halves(self.ranks[origin].load(control::KIND_PEER)).0) {
-                    POISONED | 0 => Error::Aborted,
-                    _ => self.diagnose_with(origin, history),
-                }
-            }
+            // Who poisoned me may have been poisoned itself: the rank that failed first knows why.
+            POISONED => match self.origin(peer as usize) {
+                Some(origin) => self.diagnose_with(origin, history),
+                None => Error::Aborted,
+            },
             ABORTED => lock(&self.poison).clone().unwrap_or(Error::Aborted),
             TIMEOUT => self.timeout(rank, &history),
             MISMATCH => self.mismatch(rank, &history),
             _ => Error::Aborted,
         }
+    }
+
+    /// Who failed first, on the way from a rank that poisoned another.
+    fn origin(&self, mut rank: usize) -> Option<usize> {
+        for _ in 0..self.ranks.len() {
+            let (kind, peer) = halves(self.ranks.get(rank)?.load(control::KIND_PEER));
+            match u64::from(kind) {
+                0 => return None,
+                POISONED => rank = peer as usize,
+                _ => return Some(rank),
+            }
+        }
+        None
     }
 
     /// The ranks of the domain in which `rank` failed: the first, and how many.
@@ -116,6 +126,10 @@ impl<B: Backend> Shared<B> {
         let epoch = self.ranks[rank].load(control::EPOCH);
         let all = self.seen(rank);
         let operation = self.operation(rank, &all);
+        // A rank that should have waited for me in this launch is at a later one: it called something else.
+        let ahead: Vec<_> = (all.iter().filter(|s| s.stamp > epoch))
+            .map(|s| (Rank::from_index(s.rank), format!("gone on to number {}", s.stamp)))
+            .collect();
         let seen: Vec<Seen> = all.into_iter().filter(|s| s.stamp == epoch).collect();
         let code = |value: Option<String>, code: u8| value.unwrap_or_else(|| format!("code {code}"));
         // What each rank called, for what the record holds as a hash only.
@@ -155,6 +169,10 @@ impl<B: Backend> Shared<B> {
             values.iter().any(|(_, v)| *v != values[0].1).then_some((*field, values))
         });
         let (field, values) = differing.unwrap_or_else(|| {
+            if !ahead.is_empty() {
+                let mine = (Rank::from_index(rank), format!("number {epoch}"));
+                return ("order", [mine].into_iter().chain(ahead).collect());
+            }
             let plan: Value<'_> = Box::new(|s: &Seen| format!("{} slices of another plan", s.packed.slices));
             ("plan", values(&plan))
         });

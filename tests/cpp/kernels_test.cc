@@ -43,7 +43,9 @@ struct World {
   std::vector<std::unique_ptr<Control, Free>> control;
   uint64_t limit = time_limit;
 
-  explicit World(uint32_t n) : ranks(n), layout(signal_layout(n, 1, max_blocks)) {
+  uint32_t domains;
+
+  explicit World(uint32_t n, uint32_t d = 1) : ranks(n), layout(signal_layout(n, d, max_blocks)), domains(d) {
     for (uint32_t r = 0; r < n; ++r) {
       signal.push_back(zeroed<uint8_t>(layout.payload + 2 * half));
       control.push_back(zeroed<Control>(sizeof(Control)));
@@ -56,7 +58,7 @@ struct World {
     a.control = (uint64_t)control[rank].get();
     a.rank = a.world_rank = rank;
     a.ranks = a.world = ranks;
-    a.domains = 1;
+    a.domains = domains;
     a.max_blocks = max_blocks;
     a.call = call;
     a.limit = limit;
@@ -236,6 +238,81 @@ void failures_end(uint32_t ranks, uint32_t blocks, int which) {
   }
 }
 
+uint64_t milliseconds() { return clock_ticks() / 1000000; }
+
+Arguments one_stage(const World& w, uint32_t rank, uint64_t call, uint32_t root, std::vector<uint8_t>& data) {
+  Arguments a = w.arguments(rank, call);
+  a.root = root;
+  a.bytes = a.count = a.segment = data.size();
+  a.output = (uint64_t)data.data();
+  a.input = rank == root ? a.output : 0;
+  a.fingerprint = 1 + root;
+  return a;
+}
+
+// A rank that called something else comes late: the rank that it takes for the root does not depend on it
+// and is two launches ahead, in the same record slot.
+void a_later_record_is_no_agreement() {
+  World w(4);
+  w.limit = 500 * 1000 * 1000;
+  const std::vector<uint32_t> roots = {2, 0, 3};
+  std::vector<std::vector<std::vector<uint8_t>>> data(
+      3, std::vector<std::vector<uint8_t>>(4, std::vector<uint8_t>(1000, 0xab)));
+  std::vector<std::thread> ranks;
+  for (uint32_t r = 0; r < 4; ++r)
+    ranks.emplace_back([&, r] {
+      if (r == 1) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      for (int i = 0; i < 3; ++i)
+        broadcast_one_stage(Block{0, 1, 0, 1}, one_stage(w, r, i + 1, r == 1 && i == 0 ? 3 : roots[i], data[i][r]));
+    });
+  for (auto& t : ranks) t.join();
+  check(w.control[1]->state == kMismatch, "a later record is no agreement");
+  check(data[0][1] == std::vector<uint8_t>(1000, 0xab), "a later record is no agreement: output");
+}
+
+// Ranks 0 and 1 disagree in their group; the world's launch behind it must not wait for its limit.
+void a_failure_in_a_group_reaches_the_world() {
+  World w(4, 2);
+  w.limit = 3000ull * 1000 * 1000;
+  std::vector<std::vector<uint8_t>> data(4, std::vector<uint8_t>(1000, 0xab)), more = data;
+  const uint64_t begin = milliseconds();
+  std::vector<std::thread> ranks;
+  for (uint32_t r = 0; r < 4; ++r)
+    ranks.emplace_back([&, r] {
+      Arguments a = one_stage(w, r, 1, 0, data[r]);
+      a.rank = r % 2, a.ranks = 2, a.domain = 1;
+      a.signal[0] = (uint64_t)w.signal[r / 2 * 2].get(), a.signal[1] = (uint64_t)w.signal[r / 2 * 2 + 1].get();
+      a.input = a.rank == 0 ? a.output : 0;
+      if (r == 1) a.fingerprint = 77;
+      broadcast_one_stage(Block{0, 1, 0, 1}, a);
+      broadcast_one_stage(Block{0, 1, 0, 1}, one_stage(w, r, 2, 3, more[r]));
+    });
+  for (auto& t : ranks) t.join();
+  bool all = true;
+  for (auto& c : w.control) all = all && c->state != kNone;
+  check(all, "a failure in a group reaches the world");
+  check(milliseconds() - begin < 1500, "a failure in a group reaches the world in time");
+}
+
+// Stragglers do not add up: one limit for all that a rank waits for.
+void one_limit_for_all() {
+  World w(4);
+  w.limit = 300 * 1000 * 1000;
+  std::vector<std::vector<uint8_t>> data(4, std::vector<uint8_t>(1000, 0xab));
+  uint64_t took = 0;
+  std::vector<std::thread> ranks;
+  for (uint32_t r = 0; r < 3; ++r)
+    ranks.emplace_back([&, r] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(200 * r));
+      const uint64_t begin = milliseconds();
+      broadcast_one_stage(Block{0, 1, 0, 1}, one_stage(w, r, 1, 0, data[r]));
+      if (r == 0) took = milliseconds() - begin;
+    });
+  for (auto& t : ranks) t.join();
+  check(took >= 290 && took < 450, "one limit for all that a rank waits for");
+  check(w.control[0]->state == kTimeout && w.control[0]->failure.missing == (1u << 2 | 1u << 3), "the missing are named");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -259,6 +336,9 @@ int main(int argc, char** argv) {
   for (uint32_t ranks : {2u, 3u, 8u})
     for (uint32_t blocks : {1u, 3u})
       for (int which : {0, 1}) failures_end(ranks, blocks, which);
+  a_later_record_is_no_agreement();
+  a_failure_in_a_group_reaches_the_world();
+  one_limit_for_all();
   std::printf("%d passed, %d failed\n", checks - failures, failures);
   return failures != 0;
 }

@@ -262,6 +262,64 @@ fn c6_shapes_that_differ(#[values(Agreement::Dependent, Agreement::Strict)] agre
     });
 }
 
+/// A rank that takes another for the root, and comes late: that one never depended on it and has gone on. Its
+/// later record must not pass for this call's.
+#[rstest]
+fn c6_a_root_that_has_gone_on() {
+    let handles = cells::<B>(rank_handles(4, Duration::from_millis(500)));
+    let outcomes = on_threads(&handles, |me, comm| {
+        let roots = if me == 1 { [3, 0, 3] } else { [2, 0, 3] };
+        if me == 1 {
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        // All three enqueued at once, as an engine does.
+        let mut data: Vec<_> = (0..3).map(|i| comm.buffer_from(&[(10 * me + i) as u8; 500]).expect("buffer")).collect();
+        let flights: Vec<_> =
+            data.iter_mut().zip(roots).map(|(d, root)| comm.broadcast_in_place(d, root)).collect::<Result<_>>()?;
+        flights.into_iter().map(|f| f.wait()).collect::<Result<Vec<_>>>()
+    });
+    // Whoever notices first names it: the root of the first call, which misses rank 1, or rank 1 itself.
+    let cause = match &outcomes[1] {
+        Err(Error::Poisoned { cause }) => cause,
+        Err(cause) => cause,
+        Ok(_) => panic!("{outcomes:?}"),
+    };
+    assert!(matches!(cause, Error::Mismatch { field: "root" | "order", .. }), "{outcomes:?}");
+    recovers(&handles);
+}
+
+/// A disagreement in a group ends the world's call that was enqueued behind it, for those outside, too.
+#[rstest]
+fn a_failure_in_a_group_reaches_the_world() {
+    let comm = Communicator::<B>::builder(0..4).timeout(Duration::from_secs(20)).build().expect("communicator");
+    let handles = cells(comm.into_ranks());
+    let begin = Instant::now();
+    let outcomes = on_threads(&handles, |me, comm| {
+        let op = if me == 1 { ReduceOp::Max } else { ReduceOp::Sum };
+        let mut first = comm.buffer::<f32>(12).expect("buffer");
+        let mut second = comm.buffer::<f32>(12).expect("buffer");
+        // Either call may be refused already: the others' failure was there before it.
+        let group = comm.reduce_scatter_in_place(&mut first, ReduceScatter::new(op).group_size(2));
+        let world = comm.reduce_scatter_in_place(&mut second, ReduceOp::Sum);
+        [group.and_then(|f| f.wait()), world.and_then(|f| f.wait())]
+    });
+    assert!(begin.elapsed() < Duration::from_secs(5), "took {:?}", begin.elapsed());
+    for [group, world] in &outcomes {
+        for outcome in [group, world] {
+            let cause = match outcome {
+                Err(Error::Poisoned { cause }) => cause,
+                Err(cause) => cause,
+                // Ranks 2 and 3 are a group that agrees.
+                Ok(()) => continue,
+            };
+            assert!(matches!(cause, Error::Mismatch { field: "op", .. }), "{outcomes:?}");
+        }
+        assert!(world.is_err(), "{outcomes:?}");
+    }
+    assert!(outcomes[0][0].is_err() && outcomes[1][0].is_err(), "{outcomes:?}");
+    recovers(&handles);
+}
+
 /// A group that meets the world shares no flags with it: a time-out that says what the peer runs.
 #[rstest]
 fn c6_groups_that_differ() {
