@@ -117,12 +117,11 @@ impl Broadcast {
         }
         check_overlaps(OPERATION, &[input], &outputs, |i, o| i == o)?;
         let request = self.request(shared, root, count, dtype);
-        let plan = self.options.plan(shared, &request)?;
-        let span = self.options.span(&request, &plan, shared);
+        let planned = self.options.planned(shared, &request)?;
         Ok((ranks.iter().enumerate())
             .map(|(rank, raw)| {
                 let send = if rank == root { raw.send } else { 0 };
-                self.options.prepare(shared, rank, shared.ranks.len(), request.clone(), plan, &span, [send, raw.recv])
+                self.options.prepare(shared, rank, shared.ranks.len(), request.clone(), &planned, [send, raw.recv])
             })
             .collect())
     }
@@ -173,8 +172,7 @@ impl Broadcast {
             check_overlaps(OPERATION, &[input], &[output], |i, o| i == o)?;
         }
         let request = self.request(shared, root, count, dtype);
-        let plan = self.options.plan(shared, &request)?;
-        let span = self.options.span(&request, &plan, shared);
-        Ok(self.options.prepare(shared, rank, shared.ranks.len(), request, plan, &span, [send, raw.recv]))
+        let planned = self.options.planned(shared, &request)?;
+        Ok(self.options.prepare(shared, rank, shared.ranks.len(), request, &planned, [send, raw.recv]))
     }
 }

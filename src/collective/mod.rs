@@ -132,6 +132,12 @@ pub(crate) struct Prepared {
     pub(crate) span: tracing::Span,
 }
 
+/// A plan and the span of the call that it is for.
+struct Planned {
+    plan: Plan,
+    span: tracing::Span,
+}
+
 pub(crate) fn invalid(
     operation: &'static str,
     rank: Option<usize>,
@@ -164,6 +170,11 @@ impl Options {
         Ok(plan)
     }
 
+    fn planned<B: Backend>(&self, shared: &Shared<B>, request: &Request) -> Result<Planned> {
+        let plan = self.plan(shared, request)?;
+        Ok(Planned { plan, span: self.span(request, &plan, shared) })
+    }
+
     fn span<B: Backend>(&self, request: &Request, plan: &Plan, shared: &Shared<B>) -> tracing::Span {
         tracing::info_span!(
             target: "crossccl",
@@ -184,19 +195,18 @@ impl Options {
         rank: usize,
         group_size: usize,
         request: Request,
-        plan: Plan,
-        span: &tracing::Span,
+        planned: &Planned,
         [input, output]: [u64; 2],
     ) -> Prepared {
         Prepared {
             rank,
             group_size,
             request,
-            plan,
+            plan: planned.plan,
             input,
             output,
             limit: self.timeout.unwrap_or(shared.limit),
-            span: span.clone(),
+            span: planned.span.clone(),
             strict: self.agreement.unwrap_or(shared.agreement) == Agreement::Strict,
         }
     }

@@ -254,8 +254,7 @@ impl ReduceScatter {
             let first = group * size;
             let cut = self.cut(shared, size, group, first, counts[first])?;
             let request = self.request(size, &cut, dtype);
-            let plan = self.options.plan(shared, &request)?;
-            let span = self.options.span(&request, &plan, shared);
+            let planned = self.options.planned(shared, &request)?;
             for rank in first..first + size {
                 if counts[rank] != counts[first] {
                     let expected = format!("{} elements, as rank {first} of its group", counts[first]);
@@ -271,8 +270,7 @@ impl ReduceScatter {
                     rank,
                     size,
                     request.clone(),
-                    plan,
-                    &span,
+                    &planned,
                     [input.address, output.address],
                 ));
             }
@@ -313,14 +311,13 @@ impl ReduceScatter {
         let size = self.groups(shared)?;
         let cut = self.cut(shared, size, rank / size, rank, count)?;
         let request = self.request(size, &cut, dtype);
-        let plan = self.options.plan(shared, &request)?;
-        let span = self.options.span(&request, &plan, shared);
+        let planned = self.options.planned(shared, &request)?;
         let part = cut.partition.part(rank % size);
         let [input, output] = self.check_one(rank, raw, &cut, part, dtype)?;
         check_overlaps(OPERATION, &[(rank, input)], &[(rank, output)], |i, o| {
             Self::in_place(&cut, part, dtype, i.1, o.1)
         })?;
-        Ok(self.options.prepare(shared, rank, size, request, plan, &span, [input.address, output.address]))
+        Ok(self.options.prepare(shared, rank, size, request, &planned, [input.address, output.address]))
     }
 
     fn check_one(&self, rank: usize, raw: RawRank, cut: &Cut, part: Part, dtype: DType) -> Result<[Span; 2]> {
