@@ -1,0 +1,648 @@
+//! `kernels-common/rendezvous.h`, `broadcast.h` and `reduce_scatter.h`, step by step; names are theirs.
+//!
+//! What is left out: threads of a block (one a block, as on the CPU), vectors and tiles (a tile is one
+//! word), the fields of a record and of a failure that only error messages use, clocks (a deadline is
+//! a number of polls, and every poll is a slow look). An address is the number of a buffer of
+//! the world's memory; 0 is null.
+
+use crate::sync::{Arc, AtomicU64, Ordering, Plain, thread};
+
+/// `kRecordSlots`.
+pub const RECORD_SLOTS: u64 = 2;
+
+/// `planted.h` and more of the kind: one bug at a time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Planted {
+    /// The protocol as it is.
+    None,
+    /// Flags are stored without release.
+    RelaxedRelease,
+    /// A record's stamp is stored without release.
+    RelaxedStamp,
+    /// Nobody waits for records.
+    NoRecordWait,
+    /// Chunks are gathered before they are staged.
+    NoStagedWait,
+    /// Nobody waits for credits.
+    NoCreditWait,
+    /// One payload half instead of two.
+    OneHalf,
+    /// The first block to finish advances the epoch.
+    EarlyEpoch,
+    /// A late rank does not look at the poison words.
+    NoPoisonLook,
+    /// Records are not compared.
+    NoCompare,
+    /// A fingerprint of another launch is taken for one of this launch.
+    NoTag,
+    /// A rank that failed signals all the same.
+    SignalAfterFailure,
+    /// Reset sets epochs and sequences to zero.
+    ResetZeroes,
+}
+
+/// Changes to the protocol that the model recommends, each with the check that asks for it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Proposed {
+    /// A rank whose memory I read waits for my credit, so its record cannot be gone unless it disagrees.
+    pub source_must_agree: bool,
+    /// A rank that is refused or poisoned tells the peers of the domain in which it notices.
+    pub poison_is_handed_on: bool,
+}
+
+/// `FailureKind`.
+pub mod failure {
+    #![allow(missing_docs)]
+    pub const NONE: u64 = 0;
+    pub const TIMEOUT: u64 = 1;
+    pub const MISMATCH: u64 = 2;
+    pub const ABORTED: u64 = 3;
+    pub const POISONED: u64 = 4;
+}
+
+/// `Phase`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Phase {
+    /// "My payload half holds the chunk of this round."
+    Staged = 0,
+    /// "I have finished reading your memory."
+    Done = 1,
+}
+
+/// `Record`, as far as peers act on it.
+#[derive(Debug)]
+struct Record {
+    stamp: AtomicU64,
+    fingerprint: AtomicU64,
+    input: AtomicU64,
+}
+
+/// One domain of a signal buffer.
+#[derive(Debug)]
+struct Domain {
+    /// Owner only. `Plain`, so that loom sees if anybody else comes near.
+    epoch: Plain,
+    sequence: Plain,
+    ticket: AtomicU64,
+    records: Vec<Record>,
+    flags: Vec<AtomicU64>,
+}
+
+/// `Signal`: what one rank owns and its peers write.
+#[derive(Debug)]
+pub struct Signal {
+    poison: Vec<AtomicU64>,
+    domains: Vec<Domain>,
+    payload: Vec<Plain>,
+}
+
+/// `Control`.
+#[derive(Debug)]
+pub struct Control {
+    state: Plain,
+    peer: Plain,
+    abort: AtomicU64,
+}
+
+/// The memory of all ranks.
+#[derive(Debug)]
+pub struct World {
+    signal: Vec<Signal>,
+    control: Vec<Control>,
+    memory: Vec<Vec<Plain>>,
+    blocks: usize,
+    half: usize,
+    planted: Planted,
+    proposed: Proposed,
+}
+
+/// What a model is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// Ranks of the communicator.
+    pub ranks: usize,
+    /// Blocks of a launch.
+    pub blocks: usize,
+    /// Domains: 1 for the world alone.
+    pub domains: usize,
+    /// Words of a payload half.
+    pub half: usize,
+    /// Buffers a rank, and their words.
+    pub buffers: (usize, usize),
+    /// The bug.
+    pub planted: Planted,
+    /// The cures.
+    pub proposed: Proposed,
+}
+
+impl Shape {
+    /// One domain, one block, one word everywhere.
+    pub fn new(ranks: usize) -> Self {
+        Shape {
+            ranks,
+            blocks: 1,
+            domains: 1,
+            half: 1,
+            buffers: (2, ranks),
+            planted: Planted::None,
+            proposed: Proposed::default(),
+        }
+    }
+}
+
+impl World {
+    /// As the builder leaves it: zeros.
+    pub fn new(s: Shape) -> Arc<Self> {
+        let zeros = |n: usize| (0..n).map(|_| Plain::new(0)).collect::<Vec<_>>();
+        let words = |n: usize| (0..n).map(|_| AtomicU64::new(0)).collect::<Vec<_>>();
+        let record = || Record { stamp: AtomicU64::new(0), fingerprint: AtomicU64::new(0), input: AtomicU64::new(0) };
+        let domain = || Domain {
+            epoch: Plain::new(0),
+            sequence: Plain::new(0),
+            ticket: AtomicU64::new(0),
+            records: (0..s.ranks * RECORD_SLOTS as usize).map(|_| record()).collect(),
+            flags: words(2 * s.blocks * s.ranks),
+        };
+        Arc::new(World {
+            signal: (0..s.ranks)
+                .map(|_| Signal {
+                    poison: words(s.ranks),
+                    domains: (0..s.domains).map(|_| domain()).collect(),
+                    payload: zeros(2 * s.half),
+                })
+                .collect(),
+            control: (0..s.ranks)
+                .map(|_| Control { state: Plain::new(0), peer: Plain::new(0), abort: AtomicU64::new(0) })
+                .collect(),
+            memory: (0..s.ranks * s.buffers.0).map(|_| zeros(s.buffers.1)).collect(),
+            blocks: s.blocks,
+            half: s.half,
+            planted: s.planted,
+            proposed: s.proposed,
+        })
+    }
+
+    /// Ranks of the communicator.
+    pub fn ranks(&self) -> usize {
+        self.signal.len()
+    }
+    /// Blocks of a launch.
+    pub fn blocks(&self) -> usize {
+        self.blocks
+    }
+    /// Words of a payload half.
+    pub fn half(&self) -> usize {
+        self.half
+    }
+
+    fn planted(&self, bug: Planted) -> bool {
+        self.planted == bug
+    }
+
+    /// The status record: how `rank` failed, 0 if it did not. For the rank's own thread, or at rest.
+    pub fn state(&self, rank: usize) -> u64 {
+        self.control[rank].state.read()
+    }
+
+    /// Whom `rank` names.
+    pub fn failed_peer(&self, rank: usize) -> u64 {
+        self.control[rank].peer.read()
+    }
+
+    /// The host's abort word of `rank`.
+    pub fn abort(&self, rank: usize) {
+        self.control[rank].abort.store(1, Ordering::Release);
+    }
+
+    /// A word of a buffer.
+    pub fn at(&self, address: u64, index: usize) -> &Plain {
+        assert!(address != 0, "null pointer");
+        &self.memory[address as usize - 1][index]
+    }
+
+    /// `Shared::raise_epochs` and the clearing around it. Nothing is in flight.
+    pub fn reset(&self) {
+        let ranks = || self.signal.iter();
+        for d in 0..self.signal[0].domains.len() {
+            let common = |word: fn(&Domain) -> &Plain| {
+                let base = ranks().map(|s| word(&s.domains[d]).read()).max().unwrap_or(0) + 1;
+                let base = if self.planted(Planted::ResetZeroes) { 0 } else { base };
+                ranks().for_each(|s| word(&s.domains[d]).write(base));
+            };
+            common(|d| &d.epoch);
+            common(|d| &d.sequence);
+            ranks().for_each(|s| s.domains[d].ticket.store(0, Ordering::Relaxed));
+        }
+        for s in ranks() {
+            s.poison.iter().for_each(|p| p.store(failure::NONE, Ordering::Relaxed));
+        }
+        for c in &self.control {
+            c.state.write(failure::NONE);
+            c.abort.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+/// `Arguments`.
+#[derive(Clone, Debug)]
+pub struct Arguments {
+    /// In the domain.
+    pub rank: usize,
+    /// Of the domain.
+    pub ranks: usize,
+    /// Its number.
+    pub domain: usize,
+    /// Rank of the communicator that is rank 0 of the domain.
+    pub first: usize,
+    /// Wait for all records before anything else.
+    pub strict: bool,
+    /// Polls of one wait; `None` waits for ever.
+    pub limit: Option<u32>,
+    /// Buffer, or null.
+    pub input: u64,
+    /// Buffer, or null.
+    pub output: u64,
+    /// What must agree, in 48 bits.
+    pub fingerprint: u64,
+    /// Words of the message (broadcast) or of one part (reduce-scatter).
+    pub words: usize,
+    /// Words of one round over all chunks.
+    pub segment: usize,
+    /// Flags that the launch consumes.
+    pub rounds: usize,
+    /// In the domain. In the model also `ranks`: a root that needs nothing, whose memory is `input` of
+    /// everybody.
+    pub root: usize,
+}
+
+/// `Block`.
+#[derive(Clone, Copy, Debug)]
+pub struct Block {
+    /// Which.
+    pub block: usize,
+    /// Of how many.
+    pub blocks: usize,
+}
+
+/// `Arrival`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Arrival {
+    /// Not yet.
+    Absent,
+    /// This launch, the same call.
+    Agrees,
+    /// This launch, another call.
+    Differs,
+    /// A later launch has overwritten it.
+    Gone,
+}
+
+/// `Rendezvous`.
+#[derive(Debug)]
+pub struct Rendezvous<'w> {
+    w: &'w World,
+    a: &'w Arguments,
+    b: Block,
+    epoch: u64,
+    sequence: u64,
+    ok: bool,
+}
+
+impl<'w> Rendezvous<'w> {
+    /// Reads epoch and sequence.
+    pub fn new(w: &'w World, b: Block, a: &'w Arguments) -> Self {
+        let own = &w.signal[a.first + a.rank].domains[a.domain];
+        Rendezvous { w, a, b, epoch: own.epoch.read() + 1, sequence: own.sequence.read(), ok: true }
+    }
+
+    fn world_rank(&self) -> usize {
+        self.a.first + self.a.rank
+    }
+    fn own(&self) -> &'w Signal {
+        &self.w.signal[self.world_rank()]
+    }
+    fn peer(&self, p: usize) -> &'w Signal {
+        &self.w.signal[self.a.first + p]
+    }
+    /// `Signal::record`.
+    fn record(&self, of: &'w Signal, peer: usize) -> &'w Record {
+        &of.domains[self.a.domain].records[peer * RECORD_SLOTS as usize + (self.epoch % RECORD_SLOTS) as usize]
+    }
+    /// `Signal::flag`.
+    fn flag(&self, of: &'w Signal, phase: Phase, peer: usize) -> &'w AtomicU64 {
+        &of.domains[self.a.domain].flags[(phase as usize * self.w.blocks + self.b.block) * self.w.signal.len() + peer]
+    }
+
+    /// Step 1: `start`.
+    pub fn start(&mut self) {
+        for r in 0..self.w.signal.len() {
+            if !self.w.planted(Planted::NoPoisonLook) && self.own().poison[r].load(Ordering::Acquire) != failure::NONE {
+                self.ok = false;
+                self.fail(failure::POISONED, r);
+                if self.w.proposed.poison_is_handed_on {
+                    self.tell(failure::POISONED);
+                }
+            }
+        }
+        if self.ok && self.b.block == 0 {
+            for p in (0..self.a.ranks).filter(|p| *p != self.a.rank) {
+                self.send_record(p);
+            }
+        }
+        if self.a.strict {
+            self.expect_all();
+        }
+    }
+
+    fn join(&mut self, good: bool) -> bool {
+        self.ok = good && self.ok;
+        self.ok
+    }
+
+    /// Step 2: `expect`. I am going to read the memory of `p`.
+    pub fn expect(&mut self, p: usize) -> bool {
+        let good = p == self.a.rank || self.await_record(p, true);
+        self.join(good)
+    }
+
+    /// `expect_all`. Whose memory I am going to read is for `source_must_agree`.
+    pub fn expect_all(&mut self) -> bool {
+        self.expect_all_reading(|_| false)
+    }
+    fn expect_all_reading(&mut self, source: impl Fn(usize) -> bool) -> bool {
+        let mut good = true;
+        for p in (0..self.a.ranks).filter(|p| *p != self.a.rank) {
+            good &= self.await_record(p, source(p));
+        }
+        self.join(good)
+    }
+
+    /// `input_of`.
+    fn input_of(&self, p: usize) -> u64 {
+        if p == self.a.rank || p >= self.a.ranks {
+            return self.a.input;
+        }
+        self.record(self.own(), p).input.load(Ordering::Relaxed)
+    }
+
+    /// Step 3: `signal`.
+    fn signal(&self, phase: Phase, round: usize, who: impl Fn(usize) -> bool) {
+        if !self.ok && !self.w.planted(Planted::SignalAfterFailure) {
+            return;
+        }
+        let order = if self.w.planted(Planted::RelaxedRelease) { Ordering::Relaxed } else { Ordering::Release };
+        for p in (0..self.a.ranks).filter(|p| *p != self.a.rank && who(*p)) {
+            self.flag(self.peer(p), phase, self.a.rank).store(self.sequence + round as u64 + 1, order);
+        }
+    }
+
+    /// `await`.
+    fn wait_for(&mut self, phase: Phase, round: usize, who: impl Fn(usize) -> bool) -> bool {
+        if phase == Phase::Staged && self.w.planted(Planted::NoStagedWait)
+            || phase == Phase::Done && self.w.planted(Planted::NoCreditWait)
+        {
+            return self.join(true);
+        }
+        let mut good = true;
+        for p in (0..self.a.ranks).filter(|p| *p != self.a.rank && who(*p)) {
+            good &= self.await_flag(phase, p, self.sequence + round as u64 + 1);
+        }
+        self.join(good)
+    }
+
+    /// Step 4: `finish`.
+    pub fn finish(&self) {
+        let own = &self.own().domains[self.a.domain];
+        let others = own.ticket.fetch_add(1, Ordering::AcqRel);
+        if self.w.planted(Planted::EarlyEpoch) && others == 0 {
+            own.epoch.write(self.epoch);
+        }
+        if others + 1 != self.b.blocks as u64 {
+            return;
+        }
+        own.ticket.store(0, Ordering::Relaxed);
+        own.sequence.write(self.sequence + self.a.rounds as u64);
+        own.epoch.write(self.epoch);
+    }
+
+    /// `stamped_fingerprint`.
+    fn stamped_fingerprint(&self) -> u64 {
+        self.epoch << 48 | self.a.fingerprint & 0xffff_ffff_ffff
+    }
+
+    /// `send_record`.
+    pub fn send_record(&self, p: usize) {
+        let r = self.record(self.peer(p), self.a.rank);
+        r.fingerprint.store(self.stamped_fingerprint(), Ordering::Relaxed);
+        r.input.store(self.a.input, Ordering::Relaxed);
+        let order = if self.w.planted(Planted::RelaxedStamp) { Ordering::Relaxed } else { Ordering::Release };
+        r.stamp.store(self.epoch, order);
+    }
+
+    /// `look_at_record`.
+    pub fn look_at_record(&self, p: usize) -> Arrival {
+        let r = self.record(self.own(), p);
+        let stamp = r.stamp.load(Ordering::Acquire);
+        if stamp < self.epoch {
+            return Arrival::Absent;
+        }
+        if stamp > self.epoch {
+            return Arrival::Gone;
+        }
+        let (theirs, mine) = (r.fingerprint.load(Ordering::Relaxed), self.stamped_fingerprint());
+        if theirs == mine || self.w.planted(Planted::NoCompare) {
+            return Arrival::Agrees;
+        }
+        if theirs >> 48 == mine >> 48 || self.w.planted(Planted::NoTag) { Arrival::Differs } else { Arrival::Gone }
+    }
+
+    /// `await_record`.
+    fn await_record(&self, p: usize, source: bool) -> bool {
+        if !self.ok {
+            return false;
+        }
+        if self.w.planted(Planted::NoRecordWait) {
+            return true;
+        }
+        let mut polls = 0;
+        loop {
+            match self.look_at_record(p) {
+                Arrival::Agrees => return true,
+                Arrival::Gone if source && self.w.proposed.source_must_agree => {
+                    return self.fail(failure::MISMATCH, p);
+                }
+                Arrival::Gone => return true,
+                Arrival::Differs => return self.fail(failure::MISMATCH, p),
+                Arrival::Absent => {}
+            }
+            if !self.more(&mut polls) {
+                return self.give_up(p);
+            }
+        }
+    }
+
+    /// `await_flag`.
+    fn await_flag(&self, phase: Phase, p: usize, wanted: u64) -> bool {
+        if !self.ok {
+            return false;
+        }
+        let mut polls = 0;
+        loop {
+            if self.flag(self.own(), phase, p).load(Ordering::Acquire) >= wanted {
+                return true;
+            }
+            if !self.more(&mut polls) {
+                return self.give_up(p);
+            }
+            if self.look_at_record(p) == Arrival::Differs {
+                return self.fail(failure::MISMATCH, p);
+            }
+        }
+    }
+
+    /// `Patience::more`.
+    fn more(&self, polls: &mut u32) -> bool {
+        thread::yield_now();
+        *polls += 1;
+        if self.a.limit.is_some_and(|limit| *polls >= limit) {
+            return false;
+        }
+        self.w.control[self.world_rank()].abort.load(Ordering::Relaxed) == 0
+            && self.own().poison.iter().all(|p| p.load(Ordering::Acquire) == failure::NONE)
+    }
+
+    /// `Patience::give_up`.
+    fn give_up(&self, p: usize) -> bool {
+        for (k, poison) in self.own().poison.iter().enumerate() {
+            if k != self.world_rank() && poison.load(Ordering::Acquire) != failure::NONE {
+                return self.fail(failure::POISONED, k);
+            }
+        }
+        if self.w.control[self.world_rank()].abort.load(Ordering::Relaxed) != 0 {
+            return self.fail(failure::ABORTED, p);
+        }
+        self.fail(failure::TIMEOUT, p)
+    }
+
+    /// `fail`.
+    fn fail(&self, kind: u64, p: usize) -> bool {
+        let word = &self.own().poison[self.world_rank()];
+        if word.compare_exchange(failure::NONE, kind, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+            return false;
+        }
+        let control = &self.w.control[self.world_rank()];
+        control.peer.write(p as u64);
+        control.state.write(kind);
+        if kind != failure::POISONED || self.w.proposed.poison_is_handed_on {
+            self.tell(kind);
+        }
+        false
+    }
+
+    fn tell(&self, kind: u64) {
+        for q in (0..self.a.ranks).filter(|q| *q != self.a.rank) {
+            self.peer(q).poison[self.world_rank()].store(kind, Ordering::Release);
+        }
+    }
+
+    /// `copy.h`: tiles of one word, dealt to the blocks.
+    fn tiles(&self, words: usize) -> impl Iterator<Item = usize> + use<> {
+        (self.b.block..words).step_by(self.b.blocks)
+    }
+    fn copy(&self, to: (u64, usize), from: (u64, usize), words: usize) {
+        for t in self.tiles(words) {
+            self.w.at(to.0, to.1 + t).write(self.w.at(from.0, from.1 + t).read());
+        }
+    }
+}
+
+/// `balanced` of `copy.h`: begin and words of a chunk.
+fn chunk(words: usize, parts: usize, index: usize) -> (usize, usize) {
+    let (each, more) = (words / parts, words % parts);
+    (index * each + index.min(more), each + usize::from(index < more))
+}
+
+/// `broadcast_one_stage`.
+pub fn broadcast_one_stage(w: &World, b: Block, a: &Arguments) {
+    let mut meet = Rendezvous::new(w, b, a);
+    meet.start();
+    if a.rank == a.root {
+        if meet.expect_all() && a.output != 0 && a.output != a.input {
+            meet.copy((a.output, 0), (a.input, 0), a.words);
+        }
+        meet.wait_for(Phase::Done, 0, |_| true);
+    } else {
+        if meet.expect(a.root) {
+            meet.copy((a.output, 0), (meet.input_of(a.root), 0), a.words);
+        }
+        meet.signal(Phase::Done, 0, |p| p == a.root);
+    }
+    meet.finish();
+}
+
+/// `broadcast_two_stage_staged`.
+pub fn broadcast_two_stage_staged(w: &World, b: Block, a: &Arguments) {
+    let mut meet = Rendezvous::new(w, b, a);
+    let (me, n, root) = (a.rank, a.ranks, a.root);
+    let other_readers = |p: usize| p != root;
+    meet.start();
+    meet.expect_all_reading(|_| me != root);
+    let input = if meet.ok { meet.input_of(root) } else { 0 };
+    for round in 0..a.rounds {
+        let at = round * a.segment;
+        let words = (a.words - at).min(a.segment);
+        let half = if w.planted(Planted::OneHalf) { 0 } else { round % 2 * w.half };
+        if me == root {
+            if meet.ok && a.output != 0 && a.output != input {
+                meet.copy((a.output, at), (input, at), words);
+            }
+            continue;
+        }
+        if meet.ok {
+            let (begin, count) = chunk(words, n, me);
+            for t in meet.tiles(count) {
+                let word = w.at(input, at + begin + t).read();
+                meet.own().payload[half + t].write(word);
+                w.at(a.output, at + begin + t).write(word);
+            }
+        }
+        meet.signal(Phase::Staged, round, other_readers);
+        for p in (1..n).map(|k| (me + k) % n) {
+            if p != root {
+                meet.wait_for(Phase::Staged, round, |q| q == p);
+            }
+            if !meet.ok {
+                continue;
+            }
+            let (begin, count) = chunk(words, n, p);
+            if p == root {
+                meet.copy((a.output, at + begin), (input, at + begin), count);
+            } else {
+                for t in meet.tiles(count) {
+                    w.at(a.output, at + begin + t).write(meet.peer(p).payload[half + t].read());
+                }
+            }
+        }
+    }
+    if me != root {
+        meet.signal(Phase::Done, a.rounds - 1, |_| true);
+    }
+    meet.wait_for(Phase::Done, a.rounds - 1, other_readers);
+    meet.finish();
+}
+
+/// `reduce_scatter`: a sum along axis 0.
+pub fn reduce_scatter(w: &World, b: Block, a: &Arguments) {
+    let mut meet = Rendezvous::new(w, b, a);
+    meet.start();
+    if meet.expect_all_reading(|_| true) {
+        for t in meet.tiles(a.words) {
+            let from = a.rank * a.words + t;
+            let sum = (0..a.ranks).map(|p| w.at(meet.input_of(p), from).read()).fold(0u64, u64::wrapping_add);
+            w.at(a.output, t).write(sum);
+        }
+    }
+    meet.signal(Phase::Done, 0, |_| true);
+    meet.wait_for(Phase::Done, 0, |_| true);
+    meet.finish();
+}
