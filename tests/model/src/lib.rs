@@ -14,8 +14,7 @@
 //! memory that is freed.
 //!
 //! Every check can fail: the tests named `planted_*` plant one bug ([`protocol::Planted`]) and ask for
-//! the failure by its message. Those named `known_*` show what the protocol as it stands does not hold,
-//! and that the change in [`protocol::Proposed`] cures it.
+//! the failure by its message.
 //!
 //! `scripts/check-models` runs all of it.
 

@@ -39,15 +39,10 @@ pub enum Planted {
     SignalAfterFailure,
     /// Reset sets epochs and sequences to zero.
     ResetZeroes,
-}
-
-/// Changes to the protocol that the model recommends, each with the check that asks for it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Proposed {
-    /// A rank whose memory I read waits for my credit, so its record cannot be gone unless it disagrees.
-    pub source_must_agree: bool,
-    /// A rank that is refused or poisoned tells the peers of the domain in which it notices.
-    pub poison_is_handed_on: bool,
+    /// A later record of a rank that I read from passes for this launch's.
+    GoneAgrees,
+    /// A failure in a group does not reach the world.
+    PoisonStays,
 }
 
 /// `FailureKind`.
@@ -67,6 +62,14 @@ pub enum Phase {
     Staged = 0,
     /// "I have finished reading your memory."
     Done = 1,
+}
+
+/// `Look`: what a wait found of one peer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Look {
+    There,
+    NotYet,
+    Failed,
 }
 
 /// `Record`, as far as peers act on it.
@@ -113,7 +116,6 @@ pub struct World {
     blocks: usize,
     half: usize,
     planted: Planted,
-    proposed: Proposed,
 }
 
 /// What a model is made of.
@@ -131,22 +133,12 @@ pub struct Shape {
     pub buffers: (usize, usize),
     /// The bug.
     pub planted: Planted,
-    /// The cures.
-    pub proposed: Proposed,
 }
 
 impl Shape {
     /// One domain, one block, one word everywhere.
     pub fn new(ranks: usize) -> Self {
-        Shape {
-            ranks,
-            blocks: 1,
-            domains: 1,
-            half: 1,
-            buffers: (2, ranks),
-            planted: Planted::None,
-            proposed: Proposed::default(),
-        }
+        Shape { ranks, blocks: 1, domains: 1, half: 1, buffers: (2, ranks), planted: Planted::None }
     }
 }
 
@@ -178,7 +170,6 @@ impl World {
             blocks: s.blocks,
             half: s.half,
             planted: s.planted,
-            proposed: s.proposed,
         })
     }
 
@@ -339,10 +330,10 @@ impl<'w> Rendezvous<'w> {
             if !self.w.planted(Planted::NoPoisonLook) && self.own().poison[r].load(Ordering::Acquire) != failure::NONE {
                 self.ok = false;
                 self.fail(failure::POISONED, r);
-                if self.w.proposed.poison_is_handed_on {
-                    self.tell(failure::POISONED);
-                }
             }
+        }
+        if !self.ok && self.b.block == 0 {
+            self.hand_on();
         }
         if self.ok && self.b.block == 0 {
             for p in (0..self.a.ranks).filter(|p| *p != self.a.rank) {
@@ -350,7 +341,7 @@ impl<'w> Rendezvous<'w> {
             }
         }
         if self.a.strict {
-            self.expect_all();
+            self.expect_all(false);
         }
     }
 
@@ -361,20 +352,12 @@ impl<'w> Rendezvous<'w> {
 
     /// Step 2: `expect`. I am going to read the memory of `p`.
     pub fn expect(&mut self, p: usize) -> bool {
-        let good = p == self.a.rank || self.await_record(p, true);
-        self.join(good)
+        self.await_records(|q| q == p, true)
     }
 
-    /// `expect_all`. Whose memory I am going to read is for `source_must_agree`.
-    pub fn expect_all(&mut self) -> bool {
-        self.expect_all_reading(|_| false)
-    }
-    fn expect_all_reading(&mut self, source: impl Fn(usize) -> bool) -> bool {
-        let mut good = true;
-        for p in (0..self.a.ranks).filter(|p| *p != self.a.rank) {
-            good &= self.await_record(p, source(p));
-        }
-        self.join(good)
+    /// `expect_all`. With `sources`, I am going to read the memory of all of them.
+    pub fn expect_all(&mut self, sources: bool) -> bool {
+        self.await_records(|_| true, sources)
     }
 
     /// `input_of`.
@@ -397,17 +380,23 @@ impl<'w> Rendezvous<'w> {
     }
 
     /// `await`.
-    fn wait_for(&mut self, phase: Phase, round: usize, who: impl Fn(usize) -> bool) -> bool {
+    fn await_flags(&mut self, phase: Phase, round: usize, who: impl Fn(usize) -> bool) -> bool {
         if phase == Phase::Staged && self.w.planted(Planted::NoStagedWait)
             || phase == Phase::Done && self.w.planted(Planted::NoCreditWait)
         {
             return self.join(true);
         }
-        let mut good = true;
-        for p in (0..self.a.ranks).filter(|p| *p != self.a.rank && who(*p)) {
-            good &= self.await_flag(phase, p, self.sequence + round as u64 + 1);
-        }
-        self.join(good)
+        let wanted = self.sequence + round as u64 + 1;
+        self.wait_for(who, |me, p| {
+            if me.flag(me.own(), phase, p).load(Ordering::Acquire) >= wanted {
+                return Look::There;
+            }
+            if me.look_at_record(p) == Arrival::Differs {
+                me.fail(failure::MISMATCH, p);
+                return Look::Failed;
+            }
+            Look::NotYet
+        })
     }
 
     /// Step 4: `finish`.
@@ -456,87 +445,94 @@ impl<'w> Rendezvous<'w> {
         if theirs >> 48 == mine >> 48 || self.w.planted(Planted::NoTag) { Arrival::Differs } else { Arrival::Gone }
     }
 
-    /// `await_record`.
-    fn await_record(&self, p: usize, source: bool) -> bool {
-        if !self.ok {
-            return false;
-        }
+    /// `await_records`.
+    fn await_records(&mut self, who: impl Fn(usize) -> bool, sources: bool) -> bool {
         if self.w.planted(Planted::NoRecordWait) {
-            return true;
+            return self.join(true);
         }
-        let mut polls = 0;
+        self.wait_for(who, |me, p| match me.look_at_record(p) {
+            Arrival::Absent => Look::NotYet,
+            Arrival::Agrees => Look::There,
+            Arrival::Gone if !sources || me.w.planted(Planted::GoneAgrees) => Look::There,
+            Arrival::Gone | Arrival::Differs => {
+                me.fail(failure::MISMATCH, p);
+                Look::Failed
+            }
+        })
+    }
+
+    /// `wait_for`: all at once, whatever the order in which they come.
+    fn wait_for(&mut self, who: impl Fn(usize) -> bool, look: impl Fn(&Self, usize) -> Look) -> bool {
+        let mut pending: Vec<usize> = (0..self.a.ranks).filter(|p| self.ok && *p != self.a.rank && who(*p)).collect();
+        let (mut polls, mut last) = (0, false);
         loop {
-            match self.look_at_record(p) {
-                Arrival::Agrees => return true,
-                Arrival::Gone if source && self.w.proposed.source_must_agree => {
-                    return self.fail(failure::MISMATCH, p);
-                }
-                Arrival::Gone => return true,
-                Arrival::Differs => return self.fail(failure::MISMATCH, p),
-                Arrival::Absent => {}
+            let mut failed = false;
+            pending.retain(|p| {
+                let found = if failed { Look::NotYet } else { look(self, *p) };
+                failed |= found == Look::Failed;
+                found != Look::There
+            });
+            if failed {
+                return self.join(false);
             }
-            if !self.more(&mut polls) {
-                return self.give_up(p);
+            if pending.is_empty() {
+                return self.join(true);
             }
+            if last {
+                self.give_up(pending[0]);
+                return self.join(false);
+            }
+            thread::yield_now();
+            polls += 1;
+            last = self.must_end(polls);
         }
     }
 
-    /// `await_flag`.
-    fn await_flag(&self, phase: Phase, p: usize, wanted: u64) -> bool {
-        if !self.ok {
-            return false;
-        }
-        let mut polls = 0;
-        loop {
-            if self.flag(self.own(), phase, p).load(Ordering::Acquire) >= wanted {
-                return true;
-            }
-            if !self.more(&mut polls) {
-                return self.give_up(p);
-            }
-            if self.look_at_record(p) == Arrival::Differs {
-                return self.fail(failure::MISMATCH, p);
-            }
-        }
+    /// `must_end`.
+    fn must_end(&self, polls: u32) -> bool {
+        self.a.limit.is_some_and(|limit| polls >= limit)
+            || self.w.control[self.world_rank()].abort.load(Ordering::Relaxed) != 0
+            || self.own().poison.iter().any(|p| p.load(Ordering::Acquire) != failure::NONE)
     }
 
-    /// `Patience::more`.
-    fn more(&self, polls: &mut u32) -> bool {
-        thread::yield_now();
-        *polls += 1;
-        if self.a.limit.is_some_and(|limit| *polls >= limit) {
-            return false;
-        }
-        self.w.control[self.world_rank()].abort.load(Ordering::Relaxed) == 0
-            && self.own().poison.iter().all(|p| p.load(Ordering::Acquire) == failure::NONE)
-    }
-
-    /// `Patience::give_up`.
-    fn give_up(&self, p: usize) -> bool {
+    /// `give_up`.
+    fn give_up(&self, p: usize) {
         for (k, poison) in self.own().poison.iter().enumerate() {
             if k != self.world_rank() && poison.load(Ordering::Acquire) != failure::NONE {
-                return self.fail(failure::POISONED, k);
+                self.fail(failure::POISONED, k);
+                self.hand_on();
+                return;
             }
         }
-        if self.w.control[self.world_rank()].abort.load(Ordering::Relaxed) != 0 {
-            return self.fail(failure::ABORTED, p);
-        }
-        self.fail(failure::TIMEOUT, p)
+        let aborted = self.w.control[self.world_rank()].abort.load(Ordering::Relaxed) != 0;
+        self.fail(if aborted { failure::ABORTED } else { failure::TIMEOUT }, p);
     }
 
     /// `fail`.
-    fn fail(&self, kind: u64, p: usize) -> bool {
+    fn fail(&self, kind: u64, p: usize) {
         let word = &self.own().poison[self.world_rank()];
         if word.compare_exchange(failure::NONE, kind, Ordering::AcqRel, Ordering::Relaxed).is_err() {
-            return false;
+            return;
         }
         let control = &self.w.control[self.world_rank()];
         control.peer.write(p as u64);
         control.state.write(kind);
-        if kind != failure::POISONED || self.w.proposed.poison_is_handed_on {
+        if kind != failure::POISONED {
             self.tell(kind);
         }
-        false
+    }
+
+    /// `hand_on`.
+    fn hand_on(&self) {
+        if self.w.planted(Planted::PoisonStays) {
+            return;
+        }
+        for q in (0..self.a.ranks).filter(|q| *q != self.a.rank) {
+            let word = &self.peer(q).poison[self.world_rank()];
+            if word.load(Ordering::Relaxed) == failure::NONE {
+                word.store(failure::POISONED, Ordering::Release);
+            }
+        }
     }
 
     fn tell(&self, kind: u64) {
@@ -567,10 +563,10 @@ pub fn broadcast_one_stage(w: &World, b: Block, a: &Arguments) {
     let mut meet = Rendezvous::new(w, b, a);
     meet.start();
     if a.rank == a.root {
-        if meet.expect_all() && a.output != 0 && a.output != a.input {
+        if meet.expect_all(false) && a.output != 0 && a.output != a.input {
             meet.copy((a.output, 0), (a.input, 0), a.words);
         }
-        meet.wait_for(Phase::Done, 0, |_| true);
+        meet.await_flags(Phase::Done, 0, |_| true);
     } else {
         if meet.expect(a.root) {
             meet.copy((a.output, 0), (meet.input_of(a.root), 0), a.words);
@@ -586,7 +582,7 @@ pub fn broadcast_two_stage_staged(w: &World, b: Block, a: &Arguments) {
     let (me, n, root) = (a.rank, a.ranks, a.root);
     let other_readers = |p: usize| p != root;
     meet.start();
-    meet.expect_all_reading(|_| me != root);
+    meet.expect_all(me != root);
     let input = if meet.ok { meet.input_of(root) } else { 0 };
     for round in 0..a.rounds {
         let at = round * a.segment;
@@ -609,7 +605,7 @@ pub fn broadcast_two_stage_staged(w: &World, b: Block, a: &Arguments) {
         meet.signal(Phase::Staged, round, other_readers);
         for p in (1..n).map(|k| (me + k) % n) {
             if p != root {
-                meet.wait_for(Phase::Staged, round, |q| q == p);
+                meet.await_flags(Phase::Staged, round, |q| q == p);
             }
             if !meet.ok {
                 continue;
@@ -627,7 +623,7 @@ pub fn broadcast_two_stage_staged(w: &World, b: Block, a: &Arguments) {
     if me != root {
         meet.signal(Phase::Done, a.rounds - 1, |_| true);
     }
-    meet.wait_for(Phase::Done, a.rounds - 1, other_readers);
+    meet.await_flags(Phase::Done, a.rounds - 1, other_readers);
     meet.finish();
 }
 
@@ -635,7 +631,7 @@ pub fn broadcast_two_stage_staged(w: &World, b: Block, a: &Arguments) {
 pub fn reduce_scatter(w: &World, b: Block, a: &Arguments) {
     let mut meet = Rendezvous::new(w, b, a);
     meet.start();
-    if meet.expect_all_reading(|_| true) {
+    if meet.expect_all(true) {
         for t in meet.tiles(a.words) {
             let from = a.rank * a.words + t;
             let sum = (0..a.ranks).map(|p| w.at(meet.input_of(p), from).read()).fold(0u64, u64::wrapping_add);
@@ -643,6 +639,6 @@ pub fn reduce_scatter(w: &World, b: Block, a: &Arguments) {
         }
     }
     meet.signal(Phase::Done, 0, |_| true);
-    meet.wait_for(Phase::Done, 0, |_| true);
+    meet.await_flags(Phase::Done, 0, |_| true);
     meet.finish();
 }

@@ -5,7 +5,7 @@
 use crossccl_model::{
     check::{Budget, explore, must_fail},
     host::{Call, UNTOUCHED, What, calls, launch, output_of, together},
-    protocol::{Planted, Proposed, Shape, World, failure},
+    protocol::{Planted, Shape, World, failure},
     sync::{Arc, thread},
 };
 
@@ -263,41 +263,43 @@ fn planted_where_ranks_disagree() {
 // launch; it is rank 2. Rank 3 waits for nobody but roots, so it may be two launches on when rank 1
 // comes: its record of the first launch is gone, and the slot has another address, or none.
 
-fn another_root(proposed: Proposed, third: usize) -> impl Fn() + Send + Sync + 'static {
+fn another_root(planted: Planted, third: usize) -> impl Fn() + Send + Sync + 'static {
     let plan = [2, 0, third].map(|root| Call::new(What::OneStage(root))).to_vec();
-    disagrees(Shape { proposed, ..shape(4, 1) }, plan, Call::new(What::OneStage(3)))
+    disagrees(Shape { planted, ..shape(4, 1) }, plan, Call::new(What::OneStage(3)))
+}
+
+#[test]
+fn a_record_that_is_gone_is_no_agreement() {
+    for third in [3, 0] {
+        explore("gone is a mismatch where I read", Budget::schedules(20_000), another_root(Planted::None, third));
+    }
 }
 
 #[test]
 #[cfg_attr(model_threads, ignore = "asks for schedules that may not come")]
-fn known_a_record_that_is_gone_passes_for_agreement() {
-    let schedules = Budget::schedules(20_000);
-    let now = Proposed::default();
-    must_fail("gone, rank 3 is root of the third launch", schedules, &["wrong data"], another_root(now, 3));
-    must_fail("gone, rank 3 is not", schedules, &["null pointer"], another_root(now, 0));
-    let cure = Proposed { source_must_agree: true, ..now };
-    for third in [3, 0] {
-        explore("gone is a mismatch where I read", Budget::schedules(20_000), another_root(cure, third));
-    }
+fn planted_where_a_record_is_gone() {
+    let (schedules, bug) = (Budget::schedules(20_000), Planted::GoneAgrees);
+    must_fail("gone, rank 3 is root of the third launch", schedules, &["wrong data"], another_root(bug, 3));
+    must_fail("gone, rank 3 is not", schedules, &["null pointer"], another_root(bug, 0));
 }
 
+/// Ranks that are ahead for good reasons are no mismatch.
 #[test]
-fn the_cure_of_gone_gives_no_false_mismatch() {
-    let proposed = Proposed { source_must_agree: true, ..Proposed::default() };
+fn gone_gives_no_false_mismatch() {
     for ranks in [4, 8] {
         let plan: Plan = (0..2 * ranks).map(|i| Call::new(What::OneStage(i % ranks)).tag(i as u64)).collect();
-        let shape = Shape { proposed, ..shape(ranks, 1) };
-        explore(&format!("cured, a root a launch, {ranks} ranks"), Budget::schedules(300), right(shape, plan));
-        explore(&format!("cured, mixed, {ranks} ranks"), Budget::schedules(200), right(shape, mixed(ranks)));
+        let schedules = Budget::schedules(300);
+        explore(&format!("a root a launch, {ranks} ranks"), schedules, right(shape(ranks, 1), plan));
+        explore(&format!("mixed, {ranks} ranks"), Budget::schedules(200), right(shape(ranks, 1), mixed(ranks)));
     }
 }
 
 // Ranks 0 and 1 disagree in their group. What all had enqueued next is a call of the world: ranks 2 and
-// 3 wait there, without a limit, for two ranks that are refused, and nobody tells them.
+// 3 wait there, without a limit, for two ranks that are refused: these tell them.
 
-fn group_then_world(proposed: Proposed, limit: Option<u32>) -> impl Fn() + Send + Sync + 'static {
+fn group_then_world(planted: Planted, limit: Option<u32>) -> impl Fn() + Send + Sync + 'static {
     move || {
-        let w = World::new(Shape { proposed, ..shape(4, 1) });
+        let w = World::new(Shape { planted, ..shape(4, 1) });
         together(&w, 0..4, 1, |rank| {
             let group = Call::new(What::ReduceScatter).in_groups(2).tag(u64::from(rank == 0));
             vec![group, Call { limit, ..Call::new(What::ReduceScatter) }]
@@ -312,15 +314,17 @@ fn group_then_world(proposed: Proposed, limit: Option<u32>) -> impl Fn() + Send 
 }
 
 #[test]
-#[cfg_attr(model_threads, ignore = "asks for schedules that may not come")]
-fn known_a_failed_group_does_not_tell_the_world() {
-    let now = Proposed::default();
+fn a_failed_group_tells_the_world() {
     let schedules = Budget::schedules(200);
-    must_fail("group fails, no limit", schedules, &["exceeded max_steps"], group_then_world(now, None));
-    // With a limit the others end by it.
-    explore("group fails, with a limit", schedules, group_then_world(now, Some(200)));
-    let cure = Proposed { poison_is_handed_on: true, ..now };
-    explore("group fails, poison is handed on", schedules, group_then_world(cure, None));
+    explore("group fails, no limit", schedules, group_then_world(Planted::None, None));
+    explore("group fails, with a limit", schedules, group_then_world(Planted::None, Some(200)));
+}
+
+#[test]
+#[cfg_attr(model_threads, ignore = "asks for schedules that may not come")]
+fn planted_where_a_group_fails() {
+    let found = ["exceeded max_steps"];
+    must_fail("PoisonStays", Budget::schedules(200), &found, group_then_world(Planted::PoisonStays, None));
 }
 
 /// The host's abort ends every wait.

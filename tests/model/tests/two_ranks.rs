@@ -59,9 +59,9 @@ fn planted_in_one_stage() {
     for bug in [Planted::RelaxedRelease, Planted::NoCreditWait] {
         must_fail(&format!("one-stage, {bug:?}"), ALL, RACE, launches(bug, SAME_ROOT));
     }
-    // The stamp is there, the address not yet.
+    // The stamp is there, address or fingerprint not yet: memory at address 0, or a false mismatch.
     for bug in [Planted::RelaxedStamp, Planted::NoRecordWait] {
-        must_fail(&format!("one-stage, {bug:?}"), ALL, &["null pointer"], launches(bug, SAME_ROOT));
+        must_fail(&format!("one-stage, {bug:?}"), ALL, &["null pointer", "nobody fails"], launches(bug, SAME_ROOT));
     }
 }
 
