@@ -34,17 +34,29 @@ template <class T, class A, class U> struct IntegerNumeric {
 };
 
 // Floats in an accumulator A with sign-magnitude bits I.
-template <class A, class I> struct FloatNumeric {
+template <class A, class I, I kInfinity> struct FloatNumeric {
   using Acc = A;
   CROSSCCL_DEVICE Acc sum(Acc x, Acc y) { return x + y; }
   CROSSCCL_DEVICE Acc product(Acc x, Acc y) { return x * y; }
-  // The bits as an integer that orders like the value, -0 below +0.
-  CROSSCCL_DEVICE I order(Acc x) {
-    I i = bits_as<I>(x);
-    return i < 0 ? I(i ^ ((I(1) << (8 * sizeof(I) - 2)) - 1 + (I(1) << (8 * sizeof(I) - 2)))) : i;
+  // Min and max compare integers, without a branch and without a floating-point comparison: those may
+  // trap, and compilers then do not turn the loop into vector instructions.
+  static constexpr I kMagnitude = I(~(I(1) << (8 * sizeof(I) - 1)));
+  // The bits as an integer that orders like the value, -0 below +0; all NaN are above all else or below.
+  CROSSCCL_DEVICE I order(I x) { return x ^ (x >> (8 * sizeof(I) - 1) & kMagnitude); }
+  // All ones for NaN.
+  CROSSCCL_DEVICE I is_nan(I x) { return -I((x & kMagnitude) > kInfinity); }
+  CROSSCCL_DEVICE Acc choose(Acc x, Acc y, bool larger) {
+    const I a = bits_as<I>(x), b = bits_as<I>(y);
+    const I first = -I((order(a) < order(b)) != larger);
+    const I nan = is_nan(a) | is_nan(b);
+    return bits_as<Acc>(I(((a & first) | (b & ~first)) | nan));
   }
-  CROSSCCL_DEVICE Acc min(Acc x, Acc y) { return x != x || y != y ? x + y : order(x) < order(y) ? x : y; }
-  CROSSCCL_DEVICE Acc max(Acc x, Acc y) { return x != x || y != y ? x + y : order(x) < order(y) ? y : x; }
+  CROSSCCL_DEVICE Acc min(Acc x, Acc y) { return choose(x, y, false); }
+  CROSSCCL_DEVICE Acc max(Acc x, Acc y) { return choose(x, y, true); }
+  CROSSCCL_DEVICE Acc canonical(Acc x, I nan) {
+    const I i = bits_as<I>(x), which = is_nan(i);
+    return bits_as<Acc>(I((i & ~which) | (nan & which)));
+  }
   CROSSCCL_DEVICE Acc divide(Acc x, uint32_t n) { return x / Acc(n); }
 };
 
@@ -55,21 +67,21 @@ template <> struct Numeric<int32_t> : IntegerNumeric<int32_t, int64_t, uint64_t>
 template <> struct Numeric<uint32_t> : IntegerNumeric<uint32_t, uint64_t, uint64_t> {};
 template <> struct Numeric<int64_t> : IntegerNumeric<int64_t, int64_t, uint64_t> {};
 template <> struct Numeric<uint64_t> : IntegerNumeric<uint64_t, uint64_t, uint64_t> {};
-template <> struct Numeric<float> : FloatNumeric<float, int32_t> {
+template <> struct Numeric<float> : FloatNumeric<float, int32_t, 0x7f800000> {
   CROSSCCL_DEVICE float widen(float x) { return x; }
-  CROSSCCL_DEVICE float narrow(float x) { return x != x ? bits_as<float>(0x7fc00000u) : x; }
+  CROSSCCL_DEVICE float narrow(float x) { return canonical(x, 0x7fc00000); }
 };
-template <> struct Numeric<double> : FloatNumeric<double, int64_t> {
+template <> struct Numeric<double> : FloatNumeric<double, int64_t, 0x7ff0000000000000> {
   CROSSCCL_DEVICE double widen(double x) { return x; }
-  CROSSCCL_DEVICE double narrow(double x) { return x != x ? bits_as<double>(uint64_t(0x7ff8000000000000u)) : x; }
+  CROSSCCL_DEVICE double narrow(double x) { return canonical(x, 0x7ff8000000000000); }
 };
-template <> struct Numeric<F16> : FloatNumeric<float, int32_t> {
+template <> struct Numeric<F16> : FloatNumeric<float, int32_t, 0x7f800000> {
   CROSSCCL_DEVICE float widen(F16 x) { return half_to_float(x.bits); }
-  CROSSCCL_DEVICE F16 narrow(float x) { return F16{x != x ? uint16_t(0x7e00) : float_to_half(x)}; }
+  CROSSCCL_DEVICE F16 narrow(float x) { return F16{float_to_half(canonical(x, 0x7fc00000))}; }
 };
-template <> struct Numeric<BF16> : FloatNumeric<float, int32_t> {
+template <> struct Numeric<BF16> : FloatNumeric<float, int32_t, 0x7f800000> {
   CROSSCCL_DEVICE float widen(BF16 x) { return bf16_to_float(x.bits); }
-  CROSSCCL_DEVICE BF16 narrow(float x) { return BF16{x != x ? uint16_t(0x7fc0) : float_to_bf16(x)}; }
+  CROSSCCL_DEVICE BF16 narrow(float x) { return BF16{float_to_bf16(canonical(x, 0x7fc00000))}; }
 };
 
 struct Sum {
@@ -83,12 +95,6 @@ struct Min {
 };
 struct Max {
   template <class N> CROSSCCL_DEVICE typename N::Acc apply(typename N::Acc x, typename N::Acc y) { return N::max(x, y); }
-};
-
-// 16 bytes of elements.
-template <class T> struct alignas(kVector) Vec {
-  static constexpr uint32_t n = kVector / sizeof(T);
-  T e[n];
 };
 
 }  // namespace crossccl

@@ -45,18 +45,21 @@ template <class T, class Op, uint32_t N> struct Reducer {
     *out = finish(acc);
   }
 
-  CROSSCCL_METHOD void vector(T* out, uint64_t from) const {
-    using V = Vec<T>;
-    Acc acc[V::n];
-    V x = load16<V>(in[0] + from);
-    CROSSCCL_UNROLL for (uint32_t e = 0; e < V::n; ++e) acc[e] = Num::widen(x.e[e]);
+  // K vectors, `step` elements apart, of this thread. Loops over elements rather than over vectors: that
+  // is what compilers of CPUs turn into vector instructions, and those of GPUs unroll either.
+  template <uint32_t K> CROSSCCL_METHOD void vectors(T* out, uint64_t from, uint64_t step) const {
+    constexpr uint32_t n = K * kVector / sizeof(T);
+    Acc acc[n];
+    alignas(kVector) T x[n];
+    load_vectors<K>(x, in[0] + from, step);
+    CROSSCCL_UNROLL for (uint32_t i = 0; i < n; ++i) acc[i] = Num::widen(x[i]);
     CROSSCCL_UNROLL for (uint32_t p = 1; p < in.ranks(); ++p) {
-      x = load16<V>(in[p] + from);
-      CROSSCCL_UNROLL for (uint32_t e = 0; e < V::n; ++e) acc[e] = Op::template apply<Num>(acc[e], Num::widen(x.e[e]));
+      load_vectors<K>(x, in[p] + from, step);
+      CROSSCCL_UNROLL for (uint32_t i = 0; i < n; ++i) acc[i] = Op::template apply<Num>(acc[i], Num::widen(x[i]));
     }
-    if (average != 0) CROSSCCL_UNROLL for (uint32_t e = 0; e < V::n; ++e) acc[e] = Num::divide(acc[e], average);
-    CROSSCCL_UNROLL for (uint32_t e = 0; e < V::n; ++e) x.e[e] = Num::narrow(acc[e]);
-    store16(out, x);
+    if (average != 0) CROSSCCL_UNROLL for (uint32_t i = 0; i < n; ++i) acc[i] = Num::divide(acc[i], average);
+    CROSSCCL_UNROLL for (uint32_t i = 0; i < n; ++i) x[i] = Num::narrow(acc[i]);
+    store_vectors<K>(out, x, step);
   }
 
   // Vectors need out and every input at one distance from a 16-byte boundary, unless the target
@@ -71,16 +74,20 @@ template <class T, class Op, uint32_t N> struct Reducer {
 
   // `n` contiguous elements; all threads of the block together.
   CROSSCCL_METHOD void contiguous(const Block& b, T* out, uint64_t from, uint64_t n) const {
-    constexpr uint64_t v = Vec<T>::n;
+    constexpr uint64_t v = kVector / sizeof(T);
     uint64_t head = n, body = 0;
     if (can_use_vectors(out, from)) {
       head = kUnalignedVectors ? 0 : (kVector - (uint64_t)out % kVector) % kVector / sizeof(T);
       head = head < n ? head : n;
       body = (n - head) / v * v;
     }
-    for (uint64_t i = b.thread; i < head; i += b.threads) one(out + i, from + i);
-    for (uint64_t i = head + b.thread * v; i < head + body; i += b.threads * v) vector(out + i, from + i);
-    for (uint64_t i = head + body + b.thread; i < n; i += b.threads) one(out + i, from + i);
+    for (uint64_t k = b.thread; k < head; k += b.threads) one(out + k, from + k);
+    const uint64_t step = b.threads * v;
+    uint64_t i = head;
+    for (; i + kBatch * step <= head + body; i += kBatch * step)
+      vectors<kBatch>(out + i + b.thread * v, from + i + b.thread * v, step);
+    for (i += b.thread * v; i < head + body; i += step) vectors<1>(out + i, from + i, step);
+    for (uint64_t k = head + body + b.thread; k < n; k += b.threads) one(out + k, from + k);
   }
 };
 
@@ -94,7 +101,7 @@ template <class T, class Op, uint32_t N> CROSSCCL_DEVICE void reduce_scatter(con
     T* out = (T*)a.output;
     for_each_tile(b, a.outer * a.run * sizeof(T), [&](uint64_t at, uint64_t bytes) {
       uint64_t i = at / sizeof(T), end = i + bytes / sizeof(T);
-      if (a.run >= Vec<T>::n * 4) {
+      if (a.run >= 4 * kVector / sizeof(T)) {
         // Long runs: each is a contiguous piece.
         while (i < end) {
           const uint64_t row = i / a.run, column = i - row * a.run, left = a.run - column;

@@ -25,9 +25,13 @@
 //   uint64_t add_ticket(uint64_t* word)                   old value, acquire and release
 //
 // Vectors
+//   kBatch                     vectors that a thread reduces at a time: what its registers, or its nearest
+//                              cache, hold
 //   kUnalignedVectors          true where 16-byte accesses need no alignment
-//   V load16<V>(const void*)   void store16(void*, const V&)
-//     Ordinary cached accesses, never through a read-only path (I11).
+//   void load_vectors<K>(T* x, const T* from, uint64_t step)
+//   void store_vectors<K>(T* to, const T* x, uint64_t step)
+//     K vectors, `step` elements apart, into and out of K * kVector bytes of a thread's own. Ordinary
+//     cached accesses, never through a read-only path (I11).
 //   kTile                      bytes that one block copies at a time; a multiple of kVector
 //   void copy_tile(const Block&, uint8_t* to, const uint8_t* from, uint64_t bytes)
 //     All threads of the block together; any alignment, no overlap; copy.h offers
@@ -42,7 +46,7 @@
 //   void relax(uint32_t tries) called between two polls; tries counts the polls so far
 //
 // Numbers: exact, round to nearest even, denormals kept
-//   float half_to_float(uint16_t)          uint16_t float_to_half(float)    not NaN
-//   float bf16_to_float(uint16_t)          uint16_t float_to_bf16(float)    not NaN
+//   float half_to_float(uint16_t)          uint16_t float_to_half(float)    a quiet NaN stays one
+//   float bf16_to_float(uint16_t)          uint16_t float_to_bf16(float)    likewise
 //   No contraction, no fast-math, no flush to zero may be in force (design: numerics contract).
 #pragma once

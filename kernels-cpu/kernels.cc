@@ -11,7 +11,7 @@ using Entry = void (*)(const Arguments*, uint32_t block, uint32_t blocks);
 
 #define CROSSCCL_BARE(...) __VA_ARGS__
 #define CROSSCCL_KERNEL(name, function) \
-  void name##_entry(const Arguments* a, uint32_t block, uint32_t blocks) { CROSSCCL_BARE function(Block{block, blocks, 0, 1}, *a); }
+  void name##_entry(const Arguments* a, uint32_t block, uint32_t blocks) { CROSSCCL_BARE function(Block{block, blocks}, *a); }
 #include "../kernels-common/kernel_list.def"
 #undef CROSSCCL_KERNEL
 

@@ -21,7 +21,9 @@
 namespace crossccl {
 
 struct Block {
-  uint32_t block, blocks, thread, threads;
+  uint32_t block, blocks;
+  // Known to the compiler, so that loops strided by threads are loops over neighbours.
+  static constexpr uint32_t thread = 0, threads = 1;
   CROSSCCL_METHOD void sync() const {}
   CROSSCCL_METHOD bool any(bool x) const { return x; }
 };
@@ -37,12 +39,15 @@ CROSSCCL_DEVICE bool claim(uint64_t* p, uint64_t v) {
 CROSSCCL_DEVICE uint64_t add_ticket(uint64_t* p) { return __atomic_fetch_add(p, 1, __ATOMIC_ACQ_REL); }
 
 constexpr bool kUnalignedVectors = true;
-template <class V> CROSSCCL_DEVICE V load16(const void* p) {
-  V v;
-  memcpy(&v, p, 16);
-  return v;
+// 64 bytes: of 4, 8 and 16 vectors the fastest f32 sum with g++ 12 (39, 23, 23 GB/s read from cache, AMD
+// EPYC, 2026-11-29).
+constexpr uint32_t kBatch = 4;
+template <uint32_t K, class T> CROSSCCL_DEVICE void load_vectors(T* x, const T* from, uint64_t) {
+  memcpy(x, from, K * kVector);
 }
-template <class V> CROSSCCL_DEVICE void store16(void* p, const V& v) { memcpy(p, &v, 16); }
+template <uint32_t K, class T> CROSSCCL_DEVICE void store_vectors(T* to, const T* x, uint64_t) {
+  memcpy(to, x, K * kVector);
+}
 
 // Half of a small L1 cache, so that a tile stored twice is read from memory once.
 constexpr uint64_t kTile = 16 * 1024;
@@ -90,23 +95,26 @@ CROSSCCL_DEVICE uint32_t float_bits(float f) {
 CROSSCCL_DEVICE float bf16_to_float(uint16_t x) { return float_from_bits(uint32_t(x) << 16); }
 CROSSCCL_DEVICE uint16_t float_to_bf16(float f) {
   uint32_t b = float_bits(f);
-  return uint16_t((b + 0x7fffu + ((b >> 16) & 1)) >> 16);
+  const uint32_t rounded = b + 0x7fffu + ((b >> 16) & 1);
+  return uint16_t(rounded >> 16);
 }
 CROSSCCL_DEVICE float half_to_float(uint16_t x) {
   // Exponent and mantissa in f32's places, times 2^112 to move the bias: exact for denormals too.
-  uint32_t magnitude = uint32_t(x & 0x7fff) << 13;
-  uint32_t finite = float_bits(float_from_bits(magnitude) * float_from_bits((127 + 112) << 23));
-  uint32_t bits = magnitude >= (0x7c00u << 13) ? (magnitude | 0x7f800000u) : finite;
-  return float_from_bits(bits | uint32_t(x & 0x8000) << 16);
+  const int32_t magnitude = int32_t(x & 0x7fff) << 13;
+  const int32_t finite = int32_t(float_bits(float_from_bits(uint32_t(magnitude)) * float_from_bits((127 + 112) << 23)));
+  const int32_t special = -int32_t(magnitude >= (0x7c00 << 13));
+  const int32_t bits = finite | (special & (magnitude | 0x7f800000));
+  return float_from_bits(uint32_t(bits) | uint32_t(x & 0x8000) << 16);
 }
 CROSSCCL_DEVICE uint16_t float_to_half(float f) {
-  uint32_t b = float_bits(f), a = b & 0x7fffffffu;
+  const int32_t b = int32_t(float_bits(f)), a = b & 0x7fffffff;
   // Below 2^-14 the result is denormal: adding 0.5 puts its last place where f32 rounds.
-  uint32_t denormal = float_bits(float_from_bits(a) + 0.5f) - float_bits(0.5f);
-  uint32_t normal = (a + 0xfffu + ((a >> 13) & 1) - (112u << 23)) >> 13;
-  uint32_t half = a < (113u << 23) ? denormal : normal;
-  half = half > 0x7c00u || a >= 0x47800000u ? 0x7c00u : half;
-  return uint16_t(half | (b >> 16 & 0x8000u));
+  const int32_t denormal = int32_t(float_bits(float_from_bits(uint32_t(a)) + 0.5f) - float_bits(0.5f));
+  const int32_t normal = (a + 0xfff + ((a >> 13) & 1) - (112 << 23)) >> 13;
+  const int32_t small = -int32_t(a < (113 << 23)), large = -int32_t(a >= 0x477ff000), nan = -int32_t(a > 0x7f800000);
+  int32_t half = (denormal & small) | (normal & ~small);
+  half = (half & ~large) | (0x7c00 & large) | (0x0200 & nan);
+  return uint16_t(half | ((b >> 16) & 0x8000));
 }
 
 }  // namespace crossccl

@@ -85,8 +85,8 @@ void run(const World& w, uint32_t blocks, const std::vector<Launch>& launches, u
         if (random() % 4 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 200));
         std::vector<std::thread> crew;
         for (uint32_t b = 1; b < blocks; ++b)
-          crew.emplace_back([&, b] { l.kernel(Block{b, blocks, 0, 1}, l.of[r]); });
-        l.kernel(Block{0, blocks, 0, 1}, l.of[r]);
+          crew.emplace_back([&, b] { l.kernel(Block{b, blocks}, l.of[r]); });
+        l.kernel(Block{0, blocks}, l.of[r]);
         for (auto& t : crew) t.join();
       }
     });
@@ -191,8 +191,8 @@ template <uint32_t N> void inputs_are_free_after_the_launch(uint32_t blocks, boo
         a.root = 0;
         Kernel kernel = reduce ? reduce_scatter<int32_t, Sum, N> : broadcast_one_stage;
         std::vector<std::thread> crew;
-        for (uint32_t b = 1; b < blocks; ++b) crew.emplace_back([&, b] { kernel(Block{b, blocks, 0, 1}, a); });
-        kernel(Block{0, blocks, 0, 1}, a);
+        for (uint32_t b = 1; b < blocks; ++b) crew.emplace_back([&, b] { kernel(Block{b, blocks}, a); });
+        kernel(Block{0, blocks}, a);
         for (auto& t : crew) t.join();
         const int32_t expected = reduce ? round * int32_t(N * (N + 1) / 2) : round;
         for (uint64_t i = 0; i < (reduce ? each : each * N); ++i) wrong += out[r][i] != expected;
@@ -263,7 +263,7 @@ void a_later_record_is_no_agreement() {
     ranks.emplace_back([&, r] {
       if (r == 1) std::this_thread::sleep_for(std::chrono::milliseconds(100));
       for (int i = 0; i < 3; ++i)
-        broadcast_one_stage(Block{0, 1, 0, 1}, one_stage(w, r, i + 1, r == 1 && i == 0 ? 3 : roots[i], data[i][r]));
+        broadcast_one_stage(Block{0, 1}, one_stage(w, r, i + 1, r == 1 && i == 0 ? 3 : roots[i], data[i][r]));
     });
   for (auto& t : ranks) t.join();
   check(w.control[1]->state == kMismatch, "a later record is no agreement");
@@ -284,8 +284,8 @@ void a_failure_in_a_group_reaches_the_world() {
       a.signal[0] = (uint64_t)w.signal[r / 2 * 2].get(), a.signal[1] = (uint64_t)w.signal[r / 2 * 2 + 1].get();
       a.input = a.rank == 0 ? a.output : 0;
       if (r == 1) a.fingerprint = 77;
-      broadcast_one_stage(Block{0, 1, 0, 1}, a);
-      broadcast_one_stage(Block{0, 1, 0, 1}, one_stage(w, r, 2, 3, more[r]));
+      broadcast_one_stage(Block{0, 1}, a);
+      broadcast_one_stage(Block{0, 1}, one_stage(w, r, 2, 3, more[r]));
     });
   for (auto& t : ranks) t.join();
   bool all = true;
@@ -305,7 +305,7 @@ void one_limit_for_all() {
     ranks.emplace_back([&, r] {
       std::this_thread::sleep_for(std::chrono::milliseconds(200 * r));
       const uint64_t begin = milliseconds();
-      broadcast_one_stage(Block{0, 1, 0, 1}, one_stage(w, r, 1, 0, data[r]));
+      broadcast_one_stage(Block{0, 1}, one_stage(w, r, 1, 0, data[r]));
       if (r == 0) took = milliseconds() - begin;
     });
   for (auto& t : ranks) t.join();
