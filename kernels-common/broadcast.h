@@ -77,4 +77,61 @@ CROSSCCL_DEVICE void broadcast_two_stage_staged(const Block& b, const Arguments&
   meet.finish();
 }
 
+// Two stages, direct: no payload. The message is cut in slices (rounds), each slice into one chunk for
+// every rank but the root.
+//
+//   every rank: records of all
+//   each slice:
+//     1. non-root r pulls its chunk from the root into its output, flags "staged"
+//     2. it gathers the other chunks from the other non-roots' outputs, after their flags; one slice
+//        behind, so that gathering a slice overlaps pulling the next
+//   end: as staged
+//
+// What a rank reads in stage 2, its owner wrote in the same launch, block by block (I3): targets whose
+// ordinary memory is not coherent between devices while kernels run must use the staged form.
+//
+// Flag flights: record, staged, credit. Link load of the root: the message once.
+CROSSCCL_DEVICE void broadcast_two_stage_direct(const Block& b, const Arguments& a) {
+  Rendezvous meet(a, b);
+  uint8_t* out = (uint8_t*)a.output;
+  const uint32_t me = a.rank, n = a.ranks, root = a.root;
+  const bool is_root = me == root;
+  const auto other_readers = [=](uint32_t p) { return p != root; };
+  // Rank p has chunk chunk_of(p) of each slice.
+  const auto chunk_of = [=](uint32_t p) { return (p + n - root - 1) % n; };
+  const auto slice = [&](uint32_t round, uint32_t p) {
+    const uint64_t at = round * a.segment, left = a.bytes - at, bytes = left < a.segment ? left : a.segment;
+    const Span c = chunk(bytes, n - 1, chunk_of(p));
+    return Span{at + c.begin, at + c.end};
+  };
+  meet.start();
+  meet.expect_all(!is_root);
+  const uint8_t* in = meet.ok ? meet.input_of(root) : nullptr;
+  if (is_root) {
+    if (meet.ok && out != nullptr && out != in) copy(b, out, in, a.bytes);
+  } else {
+    for (uint32_t round = 0; round <= a.rounds; ++round) {
+      if (round < a.rounds) {
+        if (meet.ok) {
+          const Span c = slice(round, me);
+          copy(b, out + c.begin, in + c.begin, c.end - c.begin);
+        }
+        meet.signal(kStaged, round, other_readers);
+      }
+      if (round == 0) continue;
+      for (uint32_t k = 1; k < n; ++k) {
+        const uint32_t p = (me + k) % n;
+        if (p == root) continue;
+        meet.await(kStaged, round - 1, [=](uint32_t q) { return q == p; });
+        if (!meet.ok) continue;
+        const Span c = slice(round - 1, p);
+        copy(b, out + c.begin, meet.output_of(p) + c.begin, c.end - c.begin);
+      }
+    }
+    meet.signal(kDone, a.rounds - 1, [](uint32_t) { return true; });
+  }
+  meet.await(kDone, a.rounds - 1, other_readers);
+  meet.finish();
+}
+
 }  // namespace crossccl

@@ -90,6 +90,10 @@ struct Rendezvous {
                        : (const uint8_t*)load_relaxed(&own.record(a.domain, p, epoch)->input);
   }
 
+  CROSSCCL_METHOD const uint8_t* output_of(uint32_t p) const {
+    return (const uint8_t*)load_relaxed(&own.record(a.domain, p, epoch)->output);
+  }
+
   // Step 3. `round` counts from 0 within the launch.
   //
   // One thread a peer; what the block wrote or read before is complete (sync).

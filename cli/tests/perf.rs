@@ -186,8 +186,8 @@ mod cpu {
                 "broadcast: the algorithm low-latency is not built yet; use auto, one-stage or two-stage-staged",
             ),
             (
-                "broadcast --algorithm two-stage-direct",
-                "broadcast: the algorithm two-stage-direct is not built yet; use auto, one-stage or two-stage-staged",
+                "broadcast --algorithm low-latency",
+                "broadcast: the algorithm low-latency is not built yet; use auto, one-stage or two-stage",
             ),
             (
                 "reduce-scatter --algorithm two-stage",

@@ -72,6 +72,9 @@ pub struct Properties {
     pub tile: u64,
     /// Threads of a block.
     pub threads: u32,
+    /// Whether a peer's kernel sees, while it runs, what this device's kernel wrote to
+    /// [`MemoryKind::Device`] and released.
+    pub coherent: bool,
     /// Rate of the device clock.
     pub ticks_per_second: u64,
 }

@@ -121,7 +121,7 @@ impl<B: Backend> Builder<B> {
         self.check_own_objects(&devices, needed)?;
 
         let mut shared = Vec::with_capacity(ranks);
-        let (mut default_blocks, mut tile) = (self.max_blocks, 0);
+        let (mut default_blocks, mut tile, mut coherent) = (self.max_blocks, 0, true);
         for (rank, device) in devices.iter().enumerate() {
             let error = |f| driver_error::<B>(device, rank, f);
             let properties = B::properties(device, ranks).map_err(error)?;
@@ -133,6 +133,7 @@ impl<B: Backend> Builder<B> {
             }
             default_blocks = default_blocks.min(properties.preferred_blocks).max(1);
             tile = properties.tile;
+            coherent &= properties.coherent;
             let stream = match self.streams.get(rank) {
                 Some(stream) => stream.clone(),
                 None => B::create_stream(device).map_err(error)?,
@@ -157,7 +158,7 @@ impl<B: Backend> Builder<B> {
             ranks: shared,
             layout,
             domains: domain_sizes(ranks),
-            facts: Facts { default_blocks, max_blocks: self.max_blocks, payload_half, tile },
+            facts: Facts { default_blocks, max_blocks: self.max_blocks, payload_half, tile, coherent },
             limit: self.limit,
             agreement: self.agreement,
             poison: Default::default(),

@@ -15,6 +15,8 @@ pub enum Kernel {
     BroadcastOneStage,
     /// See `kernels-common/broadcast.h`.
     BroadcastTwoStageStaged,
+    /// See `kernels-common/broadcast.h`.
+    BroadcastTwoStageDirect,
     /// See `kernels-common/reduce_scatter.h`.
     ReduceScatter(DType, Combine),
 }
@@ -63,8 +65,13 @@ impl Combine {
     }
 }
 
-const FIXED: [Kernel; 4] =
-    [Kernel::SelfTestWrite, Kernel::SelfTestRead, Kernel::BroadcastOneStage, Kernel::BroadcastTwoStageStaged];
+const FIXED: [Kernel; 5] = [
+    Kernel::SelfTestWrite,
+    Kernel::SelfTestRead,
+    Kernel::BroadcastOneStage,
+    Kernel::BroadcastTwoStageStaged,
+    Kernel::BroadcastTwoStageDirect,
+];
 
 impl Kernel {
     /// How many kernels there are.
@@ -84,6 +91,7 @@ impl Kernel {
             Kernel::SelfTestRead => 1,
             Kernel::BroadcastOneStage => 2,
             Kernel::BroadcastTwoStageStaged => 3,
+            Kernel::BroadcastTwoStageDirect => 4,
             Kernel::ReduceScatter(dtype, combine) => {
                 // In the order of DType::ALL; discriminants follow NCCL's numbers instead.
                 let d = DType::ALL.iter().position(|x| *x == dtype).unwrap_or(0);
@@ -99,6 +107,7 @@ impl Kernel {
             Kernel::SelfTestRead => "self_test_read".into(),
             Kernel::BroadcastOneStage => "broadcast_one_stage".into(),
             Kernel::BroadcastTwoStageStaged => "broadcast_two_stage_staged".into(),
+            Kernel::BroadcastTwoStageDirect => "broadcast_two_stage_direct".into(),
             Kernel::ReduceScatter(dtype, combine) => format!("reduce_scatter_{dtype}_{}", combine.name()),
         }
     }

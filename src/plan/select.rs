@@ -22,7 +22,8 @@ pub enum Algorithm {
     TwoStage = 2,
     /// Broadcast in two stages through the signal buffers' payload, in rounds.
     TwoStageStaged = 3,
-    /// Broadcast in two stages from output to output. Not built yet.
+    /// Broadcast in two stages from output to output, which needs devices whose memory is coherent between
+    /// them while kernels run.
     TwoStageDirect = 4,
     /// Packets into the peers' inboxes, for small messages. Not built yet.
     LowLatency = 5,
@@ -86,6 +87,8 @@ pub struct Facts {
     pub payload_half: u64,
     /// Bytes that one block takes at a time.
     pub tile: u64,
+    /// Whether ordinary memory is coherent between all devices while kernels run.
+    pub coherent: bool,
 }
 
 /// How one collective will be done: the same on all ranks.
@@ -124,11 +127,18 @@ pub(crate) fn select(
     // model that knows links comes with the backends that have them.
     let algorithm = match (&request.collective, wanted) {
         (_, Algorithm::Auto | Algorithm::OneStage) => Algorithm::OneStage,
+        (Collective::Broadcast { .. }, Algorithm::TwoStage) if facts.coherent => Algorithm::TwoStageDirect,
         (Collective::Broadcast { .. }, Algorithm::TwoStage | Algorithm::TwoStageStaged) => Algorithm::TwoStageStaged,
+        (Collective::Broadcast { .. }, Algorithm::TwoStageDirect) if facts.coherent => Algorithm::TwoStageDirect,
+        (Collective::Broadcast { .. }, Algorithm::TwoStageDirect) => {
+            return Err(NoPlan(
+                "the algorithm two-stage-direct needs memory that is coherent between the devices while kernels run; \
+                 use two-stage-staged"
+                    .into(),
+            ));
+        }
         (Collective::Broadcast { .. }, _) | (_, Algorithm::LowLatency) => {
-            return Err(NoPlan(format!(
-                "the algorithm {wanted} is not built yet; use auto, one-stage or two-stage-staged"
-            )));
+            return Err(NoPlan(format!("the algorithm {wanted} is not built yet; use auto, one-stage or two-stage")));
         }
         (Collective::ReduceScatter { .. }, _) => {
             return Err(NoPlan(format!("the algorithm {wanted} is for broadcast; use auto or one-stage")));
@@ -146,6 +156,10 @@ pub(crate) fn select(
             let rounds = Rounds::new(request.bytes(), request.ranks as u64, facts.payload_half);
             let share = request.bytes().min(rounds.segment).div_ceil(request.ranks as u64);
             (Kernel::BroadcastTwoStageStaged, rounds, share)
+        }
+        (Collective::Broadcast { .. }, Algorithm::TwoStageDirect) => {
+            let share = request.bytes().div_ceil(request.ranks.max(2) as u64 - 1);
+            (Kernel::BroadcastTwoStageDirect, Rounds { segment: request.bytes(), rounds: 1 }, share)
         }
         (Collective::Broadcast { .. }, _) => {
             (Kernel::BroadcastOneStage, Rounds { segment: request.bytes(), rounds: 1 }, request.largest_share())
@@ -175,7 +189,8 @@ mod tests {
     use super::*;
     use crate::dtype::DType;
 
-    const FACTS: Facts = Facts { default_blocks: 4, max_blocks: 64, payload_half: 1 << 20, tile: 16 << 10 };
+    const FACTS: Facts =
+        Facts { default_blocks: 4, max_blocks: 64, payload_half: 1 << 20, tile: 16 << 10, coherent: true };
 
     fn broadcast(ranks: usize, count: u64) -> Request {
         Request { ranks, dtype: DType::U8, count, collective: Collective::Broadcast { root: 0 } }
@@ -195,24 +210,31 @@ mod tests {
 
     #[test]
     fn rounds_follow_the_payload() {
-        let plan = |bytes| select(&broadcast(4, bytes), Algorithm::TwoStage, None, &FACTS).unwrap();
+        let plan = |bytes| select(&broadcast(4, bytes), Algorithm::TwoStageStaged, None, &FACTS).unwrap();
         assert_eq!((plan(0).rounds, plan(4 << 20).rounds, plan((4 << 20) + 1).rounds), (1, 1, 2));
         assert_eq!(plan(1).algorithm, Algorithm::TwoStageStaged);
         let none = Facts { payload_half: 0, ..FACTS };
-        assert!(select(&broadcast(4, 1), Algorithm::TwoStage, None, &none).is_err());
+        assert!(select(&broadcast(4, 1), Algorithm::TwoStageStaged, None, &none).is_err());
     }
 
     #[test]
     fn what_is_not_built_says_so() {
-        for wanted in [Algorithm::TwoStageDirect, Algorithm::LowLatency] {
-            let NoPlan(text) = select(&broadcast(4, 1), wanted, None, &FACTS).unwrap_err();
-            assert!(text.contains("not built yet"), "{text}");
-        }
+        let NoPlan(text) = select(&broadcast(4, 1), Algorithm::LowLatency, None, &FACTS).unwrap_err();
+        assert!(text.contains("not built yet"), "{text}");
+    }
+
+    #[test]
+    fn two_stage_takes_the_form_that_the_memory_allows() {
+        let chosen = |wanted, facts| select(&broadcast(4, 1), wanted, None, facts).map(|p| p.algorithm);
+        let apart = Facts { coherent: false, ..FACTS };
+        assert_eq!(chosen(Algorithm::TwoStage, &FACTS), Ok(Algorithm::TwoStageDirect));
+        assert_eq!(chosen(Algorithm::TwoStage, &apart), Ok(Algorithm::TwoStageStaged));
+        assert!(chosen(Algorithm::TwoStageDirect, &apart).is_err());
     }
 
     #[test]
     fn a_plan_is_one_line() {
-        let plan = select(&broadcast(4, 5 << 20), Algorithm::TwoStage, None, &FACTS).unwrap();
+        let plan = select(&broadcast(4, 5 << 20), Algorithm::TwoStageStaged, None, &FACTS).unwrap();
         assert_eq!(plan.to_string(), "broadcast_two_stage_staged two-stage-staged blocks=4 rounds=2");
     }
 }

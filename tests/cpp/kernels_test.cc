@@ -94,7 +94,8 @@ void run(const World& w, uint32_t blocks, const std::vector<Launch>& launches, u
   for (auto& t : threads) t.join();
 }
 
-void broadcasts(uint32_t ranks, uint32_t blocks, bool staged, unsigned seed) {
+void broadcasts(uint32_t ranks, uint32_t blocks, Kernel kernel, unsigned seed) {
+  const bool staged = kernel == broadcast_two_stage_staged, direct = kernel == broadcast_two_stage_direct;
   World w(ranks);
   std::mt19937 random(seed);
   const int rounds = 6;
@@ -106,7 +107,7 @@ void broadcasts(uint32_t ranks, uint32_t blocks, bool staged, unsigned seed) {
     std::vector<std::vector<uint8_t>> buffers(ranks, std::vector<uint8_t>(bytes, 0xab));
     for (auto& x : buffers[root]) x = uint8_t(random());
     data.push_back(std::move(buffers));
-    Launch l{staged ? broadcast_two_stage_staged : broadcast_one_stage, {}};
+    Launch l{kernel, {}};
     for (uint32_t r = 0; r < ranks; ++r) {
       Arguments a = w.arguments(r, i + 1);
       a.root = root;
@@ -114,8 +115,9 @@ void broadcasts(uint32_t ranks, uint32_t blocks, bool staged, unsigned seed) {
       a.output = (uint64_t)data.back()[r].data();
       a.input = r == root ? a.output : 0;
       a.fingerprint = bytes * 64 + root;
-      a.segment = staged ? w.half * ranks : bytes;
-      a.rounds = staged ? uint32_t((bytes + a.segment - 1) / a.segment) : 1;
+      // Four slices of the direct form, so that it is a slice ahead and behind at once.
+      a.segment = staged ? w.half * ranks : direct ? (bytes / 4 + 15) / 16 * 16 : bytes;
+      a.rounds = (staged || direct) && a.segment > 0 ? uint32_t((bytes + a.segment - 1) / a.segment) : 1;
       if (a.rounds == 0) a.rounds = 1;
       l.of.push_back(a);
     }
@@ -320,7 +322,8 @@ int main(int argc, char** argv) {
   for (unsigned seed = 1; seed <= 3; ++seed) {
     for (uint32_t ranks : {2u, 3u, 4u, 8u})
       for (uint32_t blocks : {1u, 3u})
-        for (bool staged : {false, true}) broadcasts(ranks, blocks, staged, seed);
+        for (Kernel k : {broadcast_one_stage, broadcast_two_stage_staged, broadcast_two_stage_direct})
+          broadcasts(ranks, blocks, k, seed);
     for (uint32_t blocks : {1u, 3u}) {
       reduce_scatters<2>(2, blocks, seed);
       reduce_scatters<4>(4, blocks, seed);

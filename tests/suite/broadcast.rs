@@ -34,7 +34,7 @@ fn check(comm: &Communicator<B>, dtype: DType, count: usize, what: Broadcast, ro
 #[rstest]
 fn matches_the_input(
     #[values(1, 2, 3, 4, 5, 6, 7, 8)] ranks: usize,
-    #[values(Algorithm::OneStage, Algorithm::TwoStageStaged)] algorithm: Algorithm,
+    #[values(Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect)] algorithm: Algorithm,
     #[values(false, true)] in_place: bool,
 ) {
     let comm = communicator(ranks);
@@ -49,7 +49,7 @@ fn matches_the_input(
 fn any_dtype_and_number_of_blocks(
     #[values(2, 3, 8)] ranks: usize,
     #[values(1, 2, 5, 64)] blocks: u32,
-    #[values(Algorithm::OneStage, Algorithm::TwoStage)] algorithm: Algorithm,
+    #[values(Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect)] algorithm: Algorithm,
 ) {
     let comm = communicator(ranks);
     for (i, dtype) in DType::ALL.into_iter().enumerate() {
@@ -60,7 +60,7 @@ fn any_dtype_and_number_of_blocks(
 
 /// Case B11: every pair of byte offsets between source and destination.
 #[rstest]
-fn b11_any_alignment(#[values(Algorithm::OneStage, Algorithm::TwoStage)] algorithm: Algorithm) {
+fn b11_any_alignment(#[values(Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect)] algorithm: Algorithm) {
     let comm = communicator(3);
     for from in 0..16 {
         for to in 0..16 {
@@ -84,7 +84,7 @@ fn two_stage_goes_in_rounds(#[values(2, 3, 4, 8)] ranks: usize, #[values(32, 64,
 }
 
 #[rstest]
-fn sixty_four_ranks(#[values(Algorithm::OneStage, Algorithm::TwoStage)] algorithm: Algorithm) {
+fn sixty_four_ranks(#[values(Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect)] algorithm: Algorithm) {
     let comm = communicator(64);
     for root in [0, 31, 63] {
         check(&comm, DType::U8, 70_001, Broadcast::from_root(root).algorithm(algorithm), root, [0, 0], false);
@@ -96,14 +96,14 @@ fn sixty_four_ranks(#[values(Algorithm::OneStage, Algorithm::TwoStage)] algorith
 fn a12_calls_follow_each_other() {
     let comm = communicator(4);
     for round in 0..200 {
-        let algorithm = [Algorithm::OneStage, Algorithm::TwoStage][round % 2];
+        let algorithm = [Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect][round % 3];
         check(&comm, DType::U8, 1 + round * 37, Broadcast::from_root(round % 4).algorithm(algorithm), round % 4, [0, 0], false);
     }
 }
 
 /// Case C7: a rank is a position, never a device number.
 #[rstest]
-fn c7_devices_in_any_order(#[values(Algorithm::OneStage, Algorithm::TwoStage)] algorithm: Algorithm) {
+fn c7_devices_in_any_order(#[values(Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect)] algorithm: Algorithm) {
     let comm = Communicator::<B>::builder([3, 1, 2, 0]).build().expect("communicator");
     for root in 0..4 {
         check(&comm, DType::F32, 1001, Broadcast::from_root(root).algorithm(algorithm), root, [0, 0], true);
@@ -116,7 +116,7 @@ fn e8_every_bit_pattern_arrives(#[values(0u32, u32::MAX, 0x8000_0000, 0x7fc0_000
     let comm = communicator::<B>(3);
     let input = comm.buffer_from(0, &[pattern; 5000]).expect("buffer");
     let mut outputs: Vec<_> = (0..3).map(|r| comm.buffer_from(r, &[!pattern; 5000]).expect("buffer")).collect();
-    for algorithm in [Algorithm::OneStage, Algorithm::TwoStage] {
+    for algorithm in [Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect] {
         let what = Broadcast::from_root(0).algorithm(algorithm);
         comm.broadcast(&input, &mut outputs, what).expect("launch").wait().expect("outcome");
         assert!(outputs.iter().all(|o| o.to_vec().expect("read") == [pattern; 5000]));

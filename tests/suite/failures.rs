@@ -23,7 +23,7 @@ fn recovers(handles: &[RankCell<B>]) {
         comm.reset(Duration::from_secs(10)).expect("reset");
         for round in 0..3 {
             let root = (round + 1) % comm.ranks();
-            let algorithm = [Algorithm::OneStage, Algorithm::TwoStage][round % 2];
+            let algorithm = [Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect][round];
             let mut data = comm.buffer_from(&[me as f32; 1000]).expect("buffer");
             let what = Broadcast::from_root(root).algorithm(algorithm).timeout(Duration::from_secs(10));
             comm.broadcast_in_place(&mut data, what).expect("launch").wait().expect("outcome");
@@ -39,7 +39,8 @@ fn broadcast(comm: &RankComm<B>, what: impl Into<Broadcast>) -> Result<()> {
 
 /// Case A9: three ranks, one never calls.
 #[rstest]
-fn a9_a_missing_root_is_named(#[values(Algorithm::OneStage, Algorithm::TwoStage)] algorithm: Algorithm) {
+fn a9_a_missing_root_is_named(
+    #[values(Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect)] algorithm: Algorithm) {
     let handles = cells::<B>(rank_handles(3, SHORT));
     let begin = Instant::now();
     let outcomes = on_threads(&handles[..2], |_, comm| broadcast(comm, Broadcast::from_root(2).algorithm(algorithm)));

@@ -31,6 +31,7 @@ impl CpuDevice {
             preferred_blocks: (cores / ranks.max(1)).max(1) as u32,
             tile: 16 << 10,
             threads: 1,
+            coherent: true,
             ticks_per_second: 1_000_000_000,
         }
     }
