@@ -20,6 +20,7 @@ enum Planted : uint32_t {
   kNoCompare = 11,        // records are not compared
   kGoneAgrees = 12,       // a later record of a rank that I read from passes for this launch's
   kPoisonStays = 13,      // a failure in a group does not reach the world
+  kHashAlone = 14,        // records are compared by their hash alone
 };
 
 constexpr bool planted(Planted bug) { return CROSSCCL_PLANTED == bug; }

@@ -168,11 +168,21 @@ struct Rendezvous {
     return (theirs >> 48) == (mine >> 48) ? Arrival::kDiffers : Arrival::kGone;
   }
 
+  CROSSCCL_METHOD bool same_fields(uint32_t p) const {
+    if (planted(kHashAlone)) return true;
+    const Record* r = own.record(a.domain, p, epoch);
+    return load_relaxed(&r->count) == a.count && load_relaxed(&r->shape_hash) == a.shape_hash &&
+           load_relaxed(&r->packed) == a.packed;
+  }
+
   template <class Who> CROSSCCL_METHOD bool await_records(Who who, bool sources) {
     if (planted(kNoRecordWait)) return join(true);
     return wait_for(who, 0, epoch, [&](uint32_t p, bool, uint64_t waited) {
-      const Arrival found = look_at_record(p);
+      Arrival found = look_at_record(p);
       if (found == Arrival::kAbsent) return Look::kNotYet;
+      // A hash is no proof, and what is read depends on it. A source waits for me, so its record is at rest.
+      const bool same = !sources || found != Arrival::kAgrees || same_fields(p);
+      if (!same) found = Arrival::kDiffers;
       if (found == Arrival::kAgrees || (found == Arrival::kGone && (!sources || planted(kGoneAgrees)))) return Look::kThere;
       fail(kMismatch, p, 0, epoch, load_relaxed(&own.record(a.domain, p, epoch)->stamp), waited);
       return Look::kFailed;

@@ -35,6 +35,9 @@ use crate::{
 /// How long drops and resets wait for kernels that were told to stop.
 const STOP_LIMIT: Duration = Duration::from_secs(1);
 
+/// For waits that are begun again.
+const LONG: Duration = Duration::from_secs(3600);
+
 /// How long the drop of a collective without a time limit waits before it aborts: the default limit.
 const DROP_LIMIT: Duration = if cfg!(test) { Duration::from_millis(200) } else { Duration::from_secs(30) };
 
@@ -107,7 +110,9 @@ impl<B: Backend> Communicator<B> {
     /// # Errors
     /// [`Error::InvalidArgument`] for a root out of range, unequal lengths, buffers of another rank,
     /// options out of range; [`Error::Unsupported`] for an algorithm that is not built;
-    /// [`Error::Poisoned`] after a failure. Nothing has been launched then.
+    /// [`Error::Busy`] for buffers that a leaked or failed call may still use; [`Error::Poisoned`] after a
+    /// failure. Nothing has been launched then. Where the driver refuses a launch ([`Error::Driver`]), or a
+    /// failure shows while the ranks are being launched, those launched before are stopped first.
     pub fn broadcast<'a, T: 'a>(
         &self,
         input: impl Into<Slice<'a, B, T>>,
@@ -165,8 +170,8 @@ impl<B: Backend> Communicator<B> {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for shapes, axes, groups, lengths or buffers that do not fit;
-    /// [`Error::Unsupported`] for strides or an algorithm that is not offered; [`Error::Poisoned`]
-    /// after a failure. Nothing has been launched then.
+    /// [`Error::Unsupported`] for strides or an algorithm that is not offered; otherwise as for
+    /// [`broadcast`](Self::broadcast).
     pub fn reduce_scatter<'a, T: 'a>(
         &self,
         inputs: impl IntoIterator<Item = impl Into<Slice<'a, B, T>>>,
@@ -312,6 +317,7 @@ impl<B: Backend> Communicator<B> {
     /// [`Error::Busy`] where a stream does not come to rest in time (work of your own in it, say); the
     /// communicator then stays poisoned, and `reset` can be called again.
     pub fn reset(&self) -> Result<()> {
+        let _turn = lock(&self.shared.turn);
         self.shared.reset()
     }
 
@@ -322,9 +328,12 @@ impl<B: Backend> Communicator<B> {
 
     fn launch<'a>(&self, prepared: &[Prepared], owners: impl Iterator<Item = View<B>>) -> Result<InFlight<'a, B>> {
         let busy = non_empty(prepared);
-        let launches = raw::enqueue_owned(&self.shared, &busy)?;
-        let launched = Launched { shared: self.shared.clone(), launches };
-        Ok(InFlight::new(launched, owners.map(|v| v.memory).collect(), PhantomData))
+        let _turn = lock(&self.shared.turn);
+        let mut flight = InFlight::new(self.shared.clone(), owners.map(|v| v.memory).collect(), PhantomData);
+        match raw::enqueue_owned(&self.shared, &busy, flight.launches()) {
+            Ok(()) => Ok(flight),
+            Err(error) => Err(flight.give_up(error)),
+        }
     }
 
     /// # Safety
@@ -339,9 +348,25 @@ impl<B: Backend> Communicator<B> {
         for (rank, stream) in streams.iter().enumerate() {
             raw::check_stream(&self.shared, operation, rank, stream)?;
         }
+        if let Some((rank, _)) = (streams.iter().enumerate()).find(|(rank, s)| streams[..*rank].contains(s)) {
+            return Err(crate::collective::invalid(
+                operation,
+                Some(rank),
+                "stream",
+                "a stream of its own",
+                "another rank's",
+            ));
+        }
+        let _turn = lock(&self.shared.turn);
+        let mut launched = Launched { shared: self.shared.clone(), launches: SmallVec::new() };
         // SAFETY: the caller's promise.
-        let launches = unsafe { raw::enqueue_all(&self.shared, &non_empty(prepared), |rank| streams[rank].clone())? };
-        Ok(Launched { shared: self.shared.clone(), launches })
+        let outcome = unsafe {
+            raw::enqueue_all(&self.shared, &non_empty(prepared), |rank| streams[rank].clone(), &mut launched.launches)
+        };
+        match outcome {
+            Ok(()) => Ok(launched),
+            Err(error) => Err(launched.give_up(error).0),
+        }
     }
 }
 
@@ -407,15 +432,45 @@ impl<B: Backend> Launched<B> {
         self.shared.outcome(&self.launches)
     }
 
-    /// As [`wait`](Self::wait), but a call without a time limit is aborted in the end.
-    pub(crate) fn wait_bounded(&self) -> Result<()> {
-        let deadline = Instant::now() + DROP_LIMIT;
-        for launch in self.launches.iter().filter(|l| l.unlimited) {
-            if !B::wait(&launch.event, Some(deadline)).map_err(|f| self.shared.driver_error(launch.rank, f))? {
+    /// As [`wait`](Self::wait), but never without limit: what does not end by its own limit (it has none, or
+    /// stands behind other work in its stream) is aborted in the end. False where even that does not help.
+    pub(crate) fn wait_bounded(&self) -> (Result<()>, bool) {
+        for launch in &self.launches {
+            let deadline = Instant::now().checked_add(launch.limit.unwrap_or_default().saturating_add(DROP_LIMIT));
+            if !B::wait(&launch.event, deadline).unwrap_or(false) {
                 self.shared.abort(Error::Aborted);
+                break;
             }
         }
-        self.wait()
+        self.wait_stopped()
+    }
+
+    /// Waits for launches that were aborted, or are over.
+    fn wait_stopped(&self) -> (Result<()>, bool) {
+        let deadline = Instant::now() + STOP_LIMIT;
+        if self.shared.is_lost() || !self.launches.iter().all(|l| B::wait(&l.event, Some(deadline)).unwrap_or(false)) {
+            self.shared.abort(Error::Aborted);
+            return (Err(Error::Aborted), false);
+        }
+        (self.wait(), true)
+    }
+
+    /// After `error` in the middle of the ranks' launches: frees those that were launched from their wait, and
+    /// waits for them. The error to tell, and whether all are at rest.
+    pub(crate) fn give_up(&self, error: Error) -> (Error, bool) {
+        if self.launches.is_empty() && !self.shared.is_lost() {
+            return (error, true);
+        }
+        self.shared.abort(error.clone());
+        match self.wait_stopped() {
+            // Why this very call failed says more than that the communicator refused the rest of it.
+            (Err(own), at_rest)
+                if matches!(error, Error::Poisoned { .. }) && !matches!(own, Error::Poisoned { .. }) =>
+            {
+                (own, at_rest)
+            }
+            (_, at_rest) => (error, at_rest),
+        }
     }
 }
 
@@ -433,8 +488,7 @@ pub(crate) struct Launch<B: Backend> {
     pub(crate) event: B::Event,
     /// Which life of the communicator, counted by resets, it belongs to.
     pub(crate) generation: u64,
-    /// It waits for ever.
-    pub(crate) unlimited: bool,
+    pub(crate) limit: Option<Duration>,
 }
 
 /// What the ranks share. Owned by every handle; memory that peers or kernels touch goes with the last.
@@ -447,6 +501,9 @@ pub(crate) struct Shared<B: Backend> {
     pub(crate) facts: Facts,
     pub(crate) limit: Option<Duration>,
     pub(crate) agreement: Agreement,
+    /// Held while one call launches all ranks: two threads' calls must not interleave between the ranks, or
+    /// equal ones would get each other's data. Calls of one rank do not take it.
+    turn: Mutex<()>,
     poison: Mutex<Option<Error>>,
     poisoned: AtomicBool,
     generation: AtomicU64,
@@ -474,6 +531,8 @@ pub(crate) struct RankState<B: Backend> {
     history: VecDeque<Called>,
     /// Calls that failed before a reset, for those who ask later: from, up to, why.
     failed: VecDeque<(u64, u64, Error)>,
+    /// Calls up to this one may have failed without a record left in `failed`.
+    forgotten: u64,
     /// A kernel was launched whose end cannot be known.
     pub(crate) lost: bool,
     /// Memory that a failed call may still touch.
@@ -489,7 +548,7 @@ struct Called {
 }
 
 const HISTORY: usize = 4;
-const FAILURES_KEPT: usize = 16;
+const FAILURES_KEPT: usize = if cfg!(test) { 2 } else { 1024 };
 
 #[derive(Debug, Default)]
 struct ResetRendezvous {
@@ -531,6 +590,7 @@ impl<B: Backend> RankState<B> {
             last: None,
             history: VecDeque::with_capacity(HISTORY),
             failed: VecDeque::new(),
+            forgotten: 0,
             lost: false,
             quarantine: Vec::new(),
         }
@@ -590,20 +650,33 @@ impl<B: Backend> Shared<B> {
         if self.poisoned.load(Ordering::Acquire) {
             return;
         }
+        let generation = self.generation();
         if let Some(rank) = (0..self.ranks.len()).find(|r| self.ranks[*r].load(control::STATE) != 0) {
             let cause = self.diagnose(rank);
-            self.set_poison(cause);
+            self.set_poison(cause, generation);
         }
     }
 
-    fn set_poison(&self, cause: Error) {
-        lock(&self.poison).get_or_insert(cause);
+    /// False, and nothing done, where a reset came since `generation` was read: what failed before it must
+    /// not poison what comes after.
+    fn set_poison(&self, cause: Error, generation: u64) -> bool {
+        let mut poison = lock(&self.poison);
+        if generation != self.generation() {
+            return false;
+        }
+        poison.get_or_insert(cause);
         self.poisoned.store(true, Ordering::Release);
+        true
+    }
+
+    /// Whether a kernel was launched whose end cannot be known.
+    fn is_lost(&self) -> bool {
+        self.ranks.iter().any(|r| lock(&r.state).lost)
     }
 
     /// Refuses further work and ends the waits in flight.
     pub(crate) fn abort(&self, cause: Error) {
-        self.set_poison(cause);
+        self.set_poison(cause, self.generation());
         for rank in &self.ranks {
             rank.store(control::ABORT, 1);
         }
@@ -632,22 +705,24 @@ impl<B: Backend> Shared<B> {
             return Ok(());
         }
         // A reset may have come in between: its record of what had failed decides then.
-        let state = lock(&rank.state);
         if launch.generation != self.generation() {
+            let state = lock(&rank.state);
             let failed = state.failed.iter().find(|(from, to, _)| (*from..=*to).contains(&launch.call));
             return match failed {
                 Some((from, _, cause)) if *from == launch.call => Err(cause.clone()),
                 Some((_, _, cause)) => Err(Error::poisoned(cause)),
+                None if launch.call <= state.forgotten => Err(Error::poisoned(&Error::Aborted)),
                 None => Ok(()),
             };
         }
-        drop(state);
         let failing = rank.load(control::CALL);
-        if launch.call < failing {
+        if failing != 0 && launch.call < failing {
             return Ok(());
         }
         let cause = self.diagnose(launch.rank);
-        self.set_poison(cause.clone());
+        if !self.set_poison(cause.clone(), launch.generation) {
+            return self.outcome_of(launch);
+        }
         if launch.call > failing { Err(Error::poisoned(&cause)) } else { Err(cause) }
     }
 
@@ -666,7 +741,7 @@ impl<B: Backend> Shared<B> {
 
     /// One handle's part of a reset of all handles; the last one to come does it.
     pub(crate) fn reset_together(&self, rank: usize, limit: Duration) -> Result<()> {
-        let deadline = Instant::now() + limit;
+        let deadline = Instant::now().checked_add(limit);
         let mut meeting = lock(&self.rendezvous);
         if !meeting.arrived.contains(&rank) {
             meeting.arrived.push(rank);
@@ -681,7 +756,7 @@ impl<B: Backend> Shared<B> {
             return outcome;
         }
         while meeting.round == round {
-            let left = deadline.saturating_duration_since(Instant::now());
+            let left = deadline.map_or(LONG, |d| d.saturating_duration_since(Instant::now()));
             if left.is_zero() {
                 let missing =
                     (0..self.ranks.len()).filter(|r| !meeting.arrived.contains(r)).map(Rank::from_index).collect();
@@ -701,6 +776,15 @@ impl<B: Backend> Shared<B> {
     }
 
     pub(crate) fn reset(&self) -> Result<()> {
+        let outcome = self.try_reset();
+        // The abort words are set: whoever goes on must be refused, whatever was the matter.
+        if outcome.is_err() {
+            self.set_poison(Error::Aborted, self.generation());
+        }
+        outcome
+    }
+
+    fn try_reset(&self) -> Result<()> {
         // Nobody enqueues meanwhile.
         let mut states: Vec<_> = self.ranks.iter().map(|r| lock(&r.state)).collect();
         for rank in &self.ranks {
@@ -711,11 +795,14 @@ impl<B: Backend> Shared<B> {
         }
         let deadline = Instant::now() + STOP_LIMIT;
         for (rank, state) in states.iter().enumerate() {
-            if let Some((_, event)) = &state.last
-                && !B::wait(event, Some(deadline)).map_err(|f| self.driver_error(rank, f))?
-            {
-                let cause = lock(&self.poison).clone().unwrap_or(Error::Aborted);
-                self.set_poison(cause);
+            let fault = |f| self.driver_error(rank, f);
+            // The stream of the last launch, and the rank's own, in which the epochs are written.
+            let own = B::record(&self.ranks[rank].stream).map_err(fault)?;
+            let mut at_rest = B::wait(&own, Some(deadline)).map_err(fault)?;
+            if let Some((_, event)) = &state.last {
+                at_rest &= B::wait(event, Some(deadline)).map_err(fault)?;
+            }
+            if !at_rest {
                 return Err(Error::Busy {
                     operation: "reset",
                     what: format!(
@@ -731,11 +818,15 @@ impl<B: Backend> Shared<B> {
             })
             .collect();
         self.raise_epochs()?;
+        // Under the lock that set_poison looks at the generation with.
+        let mut poison = lock(&self.poison);
         self.generation.fetch_add(1, Ordering::AcqRel);
         for ((rank, state), cause) in self.ranks.iter().zip(&mut states).zip(causes) {
             if let Some((from, cause)) = cause {
-                if state.failed.len() == FAILURES_KEPT {
-                    state.failed.pop_front();
+                if state.failed.len() == FAILURES_KEPT
+                    && let Some((_, to, _)) = state.failed.pop_front()
+                {
+                    state.forgotten = to;
                 }
                 let last = state.next_call - 1;
                 state.failed.push_back((from, last, cause));
@@ -748,7 +839,7 @@ impl<B: Backend> Shared<B> {
             rank.store(control::STATE, 0);
             rank.store(control::ABORT, 0);
         }
-        *lock(&self.poison) = None;
+        *poison = None;
         self.poisoned.store(false, Ordering::Release);
         Ok(())
     }
@@ -809,9 +900,17 @@ impl<B: Backend> Drop for Shared<B> {
             RankState { last: Some((_, event)), .. } => B::wait(event, Some(deadline)).unwrap_or(false),
             _ => true,
         });
-        // What cannot be stopped keeps its memory: leaked, never freed under a running kernel.
         if !at_rest {
+            // What cannot be stopped keeps its memory: leaked, never freed under a running kernel.
             self.leak();
+            return;
+        }
+        // No late rank can touch the buffers of failed calls any more.
+        for rank in &self.ranks {
+            for memory in lock(&rank.state).quarantine.drain(..) {
+                memory.set_borrowed(false);
+                memory.land();
+            }
         }
     }
 }
@@ -843,5 +942,37 @@ mod tests {
         assert!(matches!(data[1].write(&[2; 10]), Err(Error::Busy { .. })));
         assert!(matches!(data[1].fill_bytes(2), Err(Error::Busy { .. })));
         assert!(matches!(data[1].write_at(0, &[2]), Err(Error::Busy { .. })));
+    }
+
+    /// Behind a call without limit in the same stream, one with a limit does not end by it.
+    #[test]
+    fn dropping_a_call_that_is_stuck_behind_another_is_bounded() {
+        let ranks = Communicator::<Cpu>::builder(0..2).build().unwrap().into_ranks();
+        let mut data = [0, 1].map(|_| ranks[0].buffer::<u8>(10).unwrap());
+        let [first, second] = &mut data;
+        let endless = crate::Broadcast::from_root(1).no_timeout();
+        let held = ranks[0].broadcast_in_place(first, endless).unwrap();
+        let limited = crate::Broadcast::from_root(1).timeout(Duration::from_millis(100));
+        let begin = Instant::now();
+        drop(ranks[0].broadcast_in_place(second, limited).unwrap());
+        assert!(begin.elapsed() < Duration::from_secs(3), "{:?}", begin.elapsed());
+        assert_eq!(held.wait(), Err(Error::Aborted));
+    }
+
+    /// A failure that is asked for very late is never told as success.
+    #[test]
+    fn failures_are_not_forgotten() {
+        let comm = Communicator::<Cpu>::builder(0..2).timeout(Duration::from_millis(20)).build().unwrap();
+        let ranks = comm.into_ranks();
+        let mut data: Vec<_> = (0..5).map(|_| ranks[0].buffer::<u8>(10).unwrap()).collect();
+        let mut flights = Vec::new();
+        for buffer in &mut data {
+            flights.push(ranks[0].broadcast_in_place(buffer, 1).unwrap());
+            std::thread::sleep(Duration::from_millis(60));
+            ranks[0].shared().reset().unwrap();
+        }
+        let told: Vec<_> = flights.into_iter().map(|f| f.wait()).collect();
+        assert!(told.iter().all(Result::is_err), "{told:?}");
+        assert!(matches!(told[4], Err(Error::Timeout { .. })), "{told:?}");
     }
 }

@@ -6,8 +6,8 @@ use smallvec::SmallVec;
 
 use crate::{
     backend::{Backend, memory::Allocation},
-    communicator::Launched,
-    error::Result,
+    communicator::{Launch, Launched, Shared},
+    error::{Error, Result},
 };
 
 /// A collective in flight. It borrows the buffers: they can be used again after
@@ -24,21 +24,36 @@ pub struct InFlight<'a, B: Backend> {
 }
 
 impl<'a, B: Backend> InFlight<'a, B> {
+    /// Before anything is launched.
     pub(crate) fn new(
-        launched: Launched<B>,
+        shared: Arc<Shared<B>>,
         owners: SmallVec<[Arc<Allocation<B>>; 16]>,
         buffers: PhantomData<&'a mut ()>,
     ) -> Self {
         for memory in &owners {
             memory.take_off();
         }
+        let launched = Launched { shared, launches: SmallVec::new() };
         InFlight { launched, owners, waited: false, _buffers: buffers }
+    }
+
+    pub(crate) fn launches(&mut self) -> &mut SmallVec<[Launch<B>; 8]> {
+        &mut self.launched.launches
+    }
+
+    /// After an error in the middle of the launches.
+    pub(crate) fn give_up(mut self, error: Error) -> Error {
+        self.waited = true;
+        let (error, at_rest) = self.launched.give_up(error);
+        self.land(true, at_rest);
+        error
     }
 
     /// Waits until it is complete on the ranks of this handle, and tells the outcome.
     ///
-    /// After an error the outputs hold nothing of use (after [`Error::Mismatch`](crate::Error::Mismatch)
-    /// they are untouched), and the buffers cannot be used until `reset`.
+    /// After an error the outputs hold nothing of use, and the buffers cannot be used until `reset`. After
+    /// [`Error::Mismatch`](crate::Error::Mismatch) the outputs of the ranks that disagree are untouched; a rank
+    /// that agreed with those it depends on may have written some of its output before it was stopped.
     ///
     /// # Errors
     /// [`Error::Timeout`](crate::Error::Timeout) names the ranks that did not come,
@@ -48,14 +63,19 @@ impl<'a, B: Backend> InFlight<'a, B> {
     pub fn wait(mut self) -> Result<()> {
         self.waited = true;
         let outcome = self.launched.wait();
-        self.land(&outcome);
+        self.land(outcome.is_err(), true);
         outcome
     }
 
-    fn land(&mut self, outcome: &Result<()>) {
-        match (outcome, self.launched.launches.first()) {
-            (Err(_), Some(launch)) => self.launched.shared.quarantine(launch, self.owners.drain(..)),
-            _ => self.owners.drain(..).for_each(|memory| memory.land()),
+    fn land(&mut self, failed: bool, at_rest: bool) {
+        if !at_rest {
+            // A kernel that cannot be stopped may use the memory for good.
+            self.owners.iter().for_each(|memory| memory.leak());
+        }
+        match self.launched.launches.first() {
+            Some(launch) if failed => self.launched.shared.quarantine(launch, self.owners.drain(..)),
+            _ if at_rest => self.owners.drain(..).for_each(|memory| memory.land()),
+            _ => self.owners.clear(),
         }
     }
 }
@@ -65,8 +85,8 @@ impl<B: Backend> Drop for InFlight<'_, B> {
         if self.waited {
             return;
         }
-        let outcome = self.launched.wait_bounded();
-        self.land(&outcome);
+        let (outcome, at_rest) = self.launched.wait_bounded();
+        self.land(outcome.is_err(), at_rest);
         if let Err(error) = outcome {
             tracing::warn!(target: "crossccl", %error, "a collective that nobody waited for failed");
         }

@@ -53,6 +53,11 @@ impl<B: Backend> RankComm<B> {
         RankComm { shared, rank, _one_thread: PhantomData }
     }
 
+    #[cfg(test)]
+    pub(crate) fn shared(&self) -> &Shared<B> {
+        &self.shared
+    }
+
     /// Which rank this is.
     pub fn rank(&self) -> Rank {
         Rank::from_index(self.rank)
@@ -220,9 +225,12 @@ impl<B: Backend> RankComm<B> {
     }
 
     fn launch<'a>(&self, prepared: Prepared, owners: [Option<View<B>>; 2]) -> Result<InFlight<'a, B>> {
-        let launches = raw::enqueue_owned(&self.shared, &[prepared])?;
-        let launched = Launched { shared: self.shared.clone(), launches };
-        Ok(InFlight::new(launched, owners.into_iter().flatten().map(|v| v.memory).collect(), PhantomData))
+        let owners = owners.into_iter().flatten().map(|v| v.memory).collect();
+        let mut flight = InFlight::new(self.shared.clone(), owners, PhantomData);
+        match raw::enqueue_owned(&self.shared, &[prepared], flight.launches()) {
+            Ok(()) => Ok(flight),
+            Err(error) => Err(flight.give_up(error)),
+        }
     }
 
     /// # Safety

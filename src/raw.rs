@@ -5,6 +5,8 @@
 
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use crate::{
     abi::{Arguments, hash},
     backend::Backend,
@@ -88,7 +90,7 @@ pub(crate) unsafe fn enqueue<B: Backend>(
         }
     };
     state.last = Some((stream.clone(), event.clone()));
-    Ok(Launch { rank: *rank, call, event, generation: shared.generation(), unlimited: prepared.limit.is_none() })
+    Ok(Launch { rank: *rank, call, event, generation: shared.generation(), limit: prepared.limit })
 }
 
 /// A group of one rank.
@@ -157,8 +159,8 @@ fn arguments<B: Backend>(shared: &Shared<B>, prepared: &Prepared, call: u64) -> 
     a
 }
 
-/// Enqueues the launches of all ranks. If one fails, those before it are freed from their wait and
-/// the communicator is poisoned: no rank is left waiting.
+/// Enqueues the launches of all ranks, and puts them into `launches` one by one: after an error, the caller
+/// aborts and waits for those that are there, so that no rank is left waiting and no memory is let go under it.
 ///
 /// # Safety
 /// As for [`enqueue`].
@@ -166,33 +168,25 @@ pub(crate) unsafe fn enqueue_all<B: Backend>(
     shared: &Arc<Shared<B>>,
     prepared: &[Prepared],
     stream: impl Fn(usize) -> B::Stream,
-) -> Result<smallvec::SmallVec<[Launch<B>; 8]>> {
-    let mut launches = smallvec::SmallVec::new();
+    launches: &mut SmallVec<[Launch<B>; 8]>,
+) -> Result<()> {
     for one in prepared {
         // SAFETY: the caller's promise.
-        match unsafe { enqueue(shared, one, &stream(one.rank)) } {
-            Ok(launch) => launches.push(launch),
-            Err(error) => {
-                if !launches.is_empty() && !matches!(error, Error::Poisoned { .. }) {
-                    shared.abort(error.clone());
-                    let _ = shared.outcome(&launches);
-                }
-                return Err(error);
-            }
-        }
+        launches.push(unsafe { enqueue(shared, one, &stream(one.rank))? });
     }
-    Ok(launches)
+    Ok(())
 }
 
 /// The safe forms: the views are owners of what the prepared launches name.
 pub(crate) fn enqueue_owned<B: Backend>(
     shared: &Arc<Shared<B>>,
     prepared: &[Prepared],
-) -> Result<smallvec::SmallVec<[Launch<B>; 8]>> {
+    launches: &mut SmallVec<[Launch<B>; 8]>,
+) -> Result<()> {
     // SAFETY: `prepared` was made from views; the caller keeps their owners until the launches are
-    // complete, or, after a failure, until reset. Reads and writes from the host go through the same
+    // complete, or, after a failure, until reset, and leaks those of a launch whose end is not known. Reads and writes from the host go through the same
     // streams, and borrows of the buffers exclude others.
-    unsafe { enqueue_all(shared, prepared, |rank| shared.ranks[rank].stream.clone()) }
+    unsafe { enqueue_all(shared, prepared, |rank| shared.ranks[rank].stream.clone(), launches) }
 }
 
 /// Launches of a kernel of the peer self-test on all ranks, waited for.

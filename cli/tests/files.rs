@@ -155,7 +155,7 @@ fn broadcasts_that_cannot_be() {
     f(
         "--input file --ranks 2 --algorithm low-latency",
         2,
-        "broadcast: the algorithm low-latency is not built yet; use auto, one-stage or two-stage-staged",
+        "broadcast: the algorithm low-latency is not built yet; use auto, one-stage or two-stage",
     );
     f("--input file --ranks 2 --backend cuda", 2, "this build has no cuda backend; build with `--features cuda`");
     for wrong in [

@@ -6,7 +6,8 @@
 //!   orders work on streams. It does no arithmetic on elements and knows no collective. Everything
 //!   that can be foreseen was validated above, once, for all backends; a backend reports only what
 //!   could not be foreseen, as a [`Fault`]: which call, which code, what it is called.
-//! * Nothing panics. Nothing waits without being asked to.
+//! * Nothing panics. Nothing waits without being asked to. Errors are what the driver answered, the same for
+//!   every method: see [`Fault`].
 //! * Handles are cheap to clone and usable from any thread. The caller's current device or context
 //!   is as it was when a method returns.
 //! * Work on one stream is done in order. A launch returns as soon as it is enqueued. All blocks of
@@ -83,7 +84,12 @@ pub struct Properties {
 ///
 /// Addresses are `u64`: device memory has no Rust provenance, and a pointer type would invite a
 /// dereference.
-pub trait Backend: Sized + fmt::Debug + Send + Sync + 'static {
+///
+/// # Safety
+/// What the methods promise is relied on for memory safety: `allocate` returns memory of its own, of that size,
+/// alignment and kind; streams do their work in order; an event passes only after the work before it; `load`
+/// returns the kernels asked for.
+pub unsafe trait Backend: Sized + fmt::Debug + Send + Sync + 'static {
     /// `cpu`, `cuda`, `hip`.
     const NAME: &'static str;
     /// An opened device.
@@ -97,19 +103,37 @@ pub trait Backend: Sized + fmt::Debug + Send + Sync + 'static {
 
     /// How many devices [`open`](Self::open) knows. No device at all is an error that says what was
     /// looked for.
+    ///
+    /// # Errors
+    /// The driver's answer.
     fn device_count() -> Result<usize, Fault>;
     /// Opens a device; `ordinal` is below the count.
+    ///
+    /// # Errors
+    /// The driver's answer.
     fn open(ordinal: usize) -> Result<Self::Device, Fault>;
     /// The ordinal it was opened with.
     fn ordinal(device: &Self::Device) -> usize;
     /// Facts about it, for a communicator of `ranks` ranks on this machine.
+    ///
+    /// # Errors
+    /// The driver's answer.
     fn properties(device: &Self::Device, ranks: usize) -> Result<Properties, Fault>;
     /// Whether kernels of `from` can read and write memory of `to`.
+    ///
+    /// # Errors
+    /// The driver's answer.
     fn can_access_peer(from: &Self::Device, to: &Self::Device) -> Result<bool, Fault>;
     /// Makes it so. Already enabled is success.
+    ///
+    /// # Errors
+    /// The driver's answer.
     fn enable_peer_access(from: &Self::Device, to: &Self::Device) -> Result<(), Fault>;
 
     /// Zeroed memory of at least `bytes` (above 0), aligned to 128 bytes.
+    ///
+    /// # Errors
+    /// The driver's answer.
     fn allocate(device: &Self::Device, kind: MemoryKind, bytes: usize) -> Result<u64, Fault>;
     /// Gives memory back.
     ///
@@ -120,15 +144,27 @@ pub trait Backend: Sized + fmt::Debug + Send + Sync + 'static {
 
     /// Loads every kernel, so that no first use loads one while a peer spins (case A1). In the order
     /// of [`Kernel::all`].
+    ///
+    /// # Errors
+    /// The driver's answer.
     fn load(device: &Self::Device) -> Result<Vec<Self::Function>, Fault>;
     /// Blocks of `function` that the device can run at the same time.
+    ///
+    /// # Errors
+    /// The driver's answer.
     fn resident_blocks(device: &Self::Device, function: Self::Function) -> Result<u32, Fault>;
 
     /// A new stream.
+    ///
+    /// # Errors
+    /// The driver's answer.
     fn create_stream(device: &Self::Device) -> Result<Self::Stream, Fault>;
     /// The device of a stream.
     fn device_of(stream: &Self::Stream) -> Self::Device;
     /// Enqueues a launch.
+    ///
+    /// # Errors
+    /// The driver's answer.
     ///
     /// # Safety
     /// What the arguments point to is valid until the launch is complete.
@@ -141,18 +177,33 @@ pub trait Backend: Sized + fmt::Debug + Send + Sync + 'static {
     ) -> Result<(), Fault>;
     /// Enqueues a copy between any two addresses, host or device.
     ///
+    /// # Errors
+    /// The driver's answer.
+    ///
     /// # Safety
     /// Both ranges are valid until it is complete.
     unsafe fn copy(stream: &Self::Stream, to: u64, from: u64, bytes: usize) -> Result<(), Fault>;
     /// Enqueues a fill with one byte.
     ///
+    /// # Errors
+    /// The driver's answer.
+    ///
     /// # Safety
     /// The range is valid until it is complete.
     unsafe fn fill(stream: &Self::Stream, to: u64, byte: u8, bytes: usize) -> Result<(), Fault>;
     /// The point after everything enqueued so far.
+    ///
+    /// # Errors
+    /// The driver's answer.
     fn record(stream: &Self::Stream) -> Result<Self::Event, Fault>;
     /// Makes what is enqueued on `stream` from now on wait for `event`, of any stream.
+    ///
+    /// # Errors
+    /// The driver's answer.
     fn wait_event(stream: &Self::Stream, event: &Self::Event) -> Result<(), Fault>;
     /// Blocks until the event has passed; false if `deadline` passed first.
+    ///
+    /// # Errors
+    /// The driver's answer.
     fn wait(event: &Self::Event, deadline: Option<Instant>) -> Result<bool, Fault>;
 }

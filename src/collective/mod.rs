@@ -253,9 +253,19 @@ fn check_view<B: Backend>(
     if view.dtype != dtype {
         return Err(invalid(operation, Some(rank), argument, format!("elements of {dtype}"), view.dtype));
     }
-    if view.memory.is_borrowed() {
-        // Why it is borrowed says more, where this communicator is the reason.
+    if view.memory.is_in_flight() || view.memory.is_borrowed() {
+        // Why it is, says more, where this communicator is the reason.
         shared.refuse_if_poisoned()?;
+    }
+    if argument == "output" && view.memory.is_in_flight() {
+        return Err(Error::Busy {
+            operation,
+            what: format!(
+                "another collective, whose handle was leaked or is still there, may read the output of rank {rank}"
+            ),
+        });
+    }
+    if view.memory.is_borrowed() {
         return Err(Error::Busy {
             operation,
             what: format!(

@@ -139,7 +139,10 @@ impl ReduceScatter {
                 .scan(1usize, |s, e| Some(std::mem::replace(s, s.saturating_mul(*e as usize))))
                 .collect();
             contiguous.reverse();
-            if *strides != contiguous {
+            // The stride of an axis of one element leads nowhere: frameworks put anything there.
+            let fits = strides.len() == shape.len()
+                && (count == 0 || (0..shape.len()).all(|i| shape[i] == 1 || strides[i] == contiguous[i]));
+            if !fits {
                 return Err(Error::Unsupported {
                     operation: OPERATION,
                     what: format!(
@@ -253,6 +256,7 @@ impl ReduceScatter {
         for group in 0..ranks.len() / size {
             let first = group * size;
             let cut = self.cut(shared, size, group, first, counts[first])?;
+            bytes_of(OPERATION, first, cut.partition.count(), dtype)?;
             let request = self.request(size, &cut, dtype);
             let planned = self.options.planned(shared, &request)?;
             for rank in first..first + size {
@@ -310,6 +314,7 @@ impl ReduceScatter {
     ) -> Result<Prepared> {
         let size = self.groups(shared)?;
         let cut = self.cut(shared, size, rank / size, rank, count)?;
+        bytes_of(OPERATION, rank, cut.partition.count(), dtype)?;
         let request = self.request(size, &cut, dtype);
         let planned = self.options.planned(shared, &request)?;
         let part = cut.partition.part(rank % size);

@@ -142,6 +142,16 @@ impl<B: Backend> Builder<B> {
                 Some(buffer) => buffer.memory().clone(),
                 None => Allocation::new(device, MemoryKind::Signal, needed).map_err(error)?,
             };
+            // A stream of the caller's may hold work that does not end.
+            let rest = B::record(&stream).map_err(error)?;
+            if !B::wait(&rest, Some(Instant::now() + SELF_TEST_LIMIT)).map_err(error)? {
+                return Err(Error::Busy {
+                    operation: OPERATION,
+                    what: format!(
+                        "the stream given for rank {rank} does not come to rest; finish the work in it first"
+                    ),
+                });
+            }
             signal.fill(&stream, 0).map_err(error)?;
             let control = Allocation::new(device, MemoryKind::Host, control::BYTES as usize).map_err(error)?;
             shared.push(RankShared {
@@ -161,6 +171,7 @@ impl<B: Backend> Builder<B> {
             facts: Facts { default_blocks, max_blocks: self.max_blocks, payload_half, tile, coherent },
             limit: self.limit,
             agreement: self.agreement,
+            turn: Default::default(),
             poison: Default::default(),
             poisoned: AtomicBool::new(false),
             generation: AtomicU64::new(0),
@@ -239,7 +250,20 @@ impl<B: Backend> Builder<B> {
             if let Some(got) = self.streams.get(rank).and_then(&elsewhere) {
                 return Err(invalid(OPERATION, Some(rank), "stream", expected, got));
             }
+            if let Some(stream) = self.streams.get(rank).filter(|s| self.streams[..rank].contains(s)) {
+                // One stream would have the second rank wait behind the first, which waits for it.
+                let got = format!("{stream:?} again");
+                return Err(invalid(OPERATION, Some(rank), "stream", "a stream of its own", got));
+            }
             let Some(buffer) = self.signal_buffers.get(rank) else { continue };
+            if buffer.memory().is_in_flight() || buffer.memory().is_borrowed() {
+                return Err(Error::Busy {
+                    operation: OPERATION,
+                    what: format!(
+                        "a collective may still use the signal buffer given for rank {rank}; give another one"
+                    ),
+                });
+            }
             if let Some(got) = elsewhere(buffer.stream()) {
                 return Err(invalid(OPERATION, Some(rank), "signal buffer", expected, got));
             }

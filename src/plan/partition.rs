@@ -47,6 +47,8 @@ impl Partition {
         let product = |extents: &[u64]| extents.iter().try_fold(1u64, |n, e| n.checked_mul(*e));
         let (outer, inner) = (product(&shape[..axis])?, product(&shape[axis + 1..])?);
         outer.checked_mul(extent)?.checked_mul(inner)?;
+        // With an outer extent of 0 the strides must fit all the same.
+        extent.checked_mul(inner)?;
         (ranks > 0).then_some(Partition { outer, axis: extent, inner, ranks: ranks as u64 })
     }
 
@@ -100,6 +102,7 @@ mod tests {
     #[test]
     fn refuses_what_does_not_fit() {
         assert_eq!(Partition::new(&[1 << 40, 1 << 40], 0, 2), None);
+        assert_eq!(Partition::new(&[0, 1 << 40, 1 << 40], 1, 2), None);
         assert_eq!(Partition::new(&[4], 1, 2), None);
         assert_eq!(Partition::new(&[4], 0, 0), None);
     }

@@ -296,6 +296,18 @@ void a_failure_in_a_group_reaches_the_world() {
   check(milliseconds() - begin < 1500, "a failure in a group reaches the world in time");
 }
 
+// Two plans with one hash: the records' fields decide.
+void a_hash_is_no_proof() {
+  World w(2);
+  w.limit = 300 * 1000 * 1000;
+  std::vector<std::vector<uint8_t>> data{std::vector<uint8_t>(10, 1), std::vector<uint8_t>(1000, 0xab)};
+  std::vector<std::thread> ranks;
+  for (uint32_t r = 0; r < 2; ++r)
+    ranks.emplace_back([&, r] { broadcast_one_stage(Block{0, 1}, one_stage(w, r, 1, 0, data[r])); });
+  for (auto& t : ranks) t.join();
+  check(w.control[1]->state == kMismatch, "a hash is no proof");
+}
+
 // Stragglers do not add up: one limit for all that a rank waits for.
 void one_limit_for_all() {
   World w(4);
@@ -341,6 +353,7 @@ int main(int argc, char** argv) {
       for (int which : {0, 1}) failures_end(ranks, blocks, which);
   a_later_record_is_no_agreement();
   a_failure_in_a_group_reaches_the_world();
+  a_hash_is_no_proof();
   one_limit_for_all();
   std::printf("%d passed, %d failed\n", checks - failures, failures);
   return failures != 0;

@@ -430,3 +430,94 @@ fn g2_communicators_come_and_go() {
         assert!(buffers.iter().all(|b| b.to_vec().expect("read") == [0; 64]));
     }
 }
+
+/// A time-out while the ranks of one call are still being launched: the call waits for those that run before it
+/// gives the buffers back.
+#[rstest]
+fn a_failure_in_the_middle_of_the_launches() {
+    let mut failed = 0;
+    for _ in 0..60 {
+        let comm = Communicator::<B>::builder(0..16).timeout(Duration::from_micros(30)).build().expect("communicator");
+        let mut buffers: Vec<_> = (0..16).map(|r| comm.buffer_from(r, &[r as u8; 300_000]).expect("buffer")).collect();
+        let outcome = comm.broadcast_in_place(&mut buffers, 15).and_then(|f| f.wait());
+        failed += usize::from(outcome.is_err());
+        // Freed at once: nothing may still read or write them.
+        drop(buffers);
+        assert!(!matches!(outcome, Err(Error::Mismatch { .. })), "{outcome:?}");
+    }
+    assert!(failed > 0, "no time-out in 60 rounds of 30 us");
+}
+
+/// Two threads with one communicator: each call gets its own data.
+#[rstest]
+fn g9_threads_that_share_a_communicator() {
+    let comm = crate::support::communicator::<B>(2);
+    std::thread::scope(|scope| {
+        for thread in 0..4u8 {
+            let comm = &comm;
+            scope.spawn(move || {
+                let mut data: Vec<_> = (0..2).map(|r| comm.buffer_from(r, &[0; 8]).expect("buffer")).collect();
+                for round in 0..2000u32 {
+                    let mine = [thread, round as u8, 3, 4, 5, 6, 7, 8];
+                    data[0].write(&mine).expect("write");
+                    comm.broadcast_in_place(&mut data, 0).expect("launch").wait().expect("outcome");
+                    assert_eq!(data[1].to_vec().expect("read"), mine);
+                }
+            });
+        }
+    });
+}
+
+/// Memory that a collective may still use is taken neither as an output nor as a signal buffer.
+#[rstest]
+fn memory_of_a_leaked_call_is_refused() {
+    let comm = Communicator::<B>::builder(0..2).build().expect("communicator");
+    let mut data: Vec<_> = (0..2).map(|r| comm.buffer::<u8>(r, 1 << 20).expect("buffer")).collect();
+    std::mem::forget(comm.broadcast_in_place(&mut data, 0).expect("launch"));
+    let streams: Vec<_> = (0..2).map(|r| comm.stream(r).expect("a rank").clone()).collect();
+    let other = Communicator::<B>::builder(0..2).streams(streams.clone()).build().expect("communicator");
+    let error = other.broadcast_in_place(&mut data, 0).expect_err("in flight");
+    assert!(matches!(error, Error::Busy { .. }), "{error}");
+    let builder = Communicator::<B>::builder(0..2).payload_bytes(0).signal_buffers(data);
+    let error = builder.build().expect_err("in flight");
+    assert!(matches!(error, Error::Busy { .. }), "{error}");
+}
+
+/// Work of another communicator in the same stream: reset says so instead of waiting for it.
+#[rstest]
+fn reset_does_not_wait_for_the_work_of_others() {
+    let first = Communicator::<B>::builder(0..2).build().expect("communicator");
+    let streams: Vec<_> = (0..2).map(|r| first.stream(r).expect("a rank").clone()).collect();
+    let second = Communicator::<B>::builder(0..2).streams(streams).timeout(None).build().expect("communicator");
+    let handles = second.into_ranks();
+    let mut data = handles[0].buffer::<u8>(10).expect("buffer");
+    let endless = handles[0].broadcast_in_place(&mut data, 1).expect("launch");
+    let begin = Instant::now();
+    let error = first.reset().expect_err("the stream is busy");
+    assert!(matches!(error, Error::Busy { .. }) && begin.elapsed() < Duration::from_secs(5), "{error}");
+    handles[0].abort();
+    assert_eq!(endless.wait(), Err(Error::Aborted));
+    first.reset().expect("at rest now");
+    let mut data: Vec<_> = (0..2).map(|r| first.buffer_from(r, &[r as u8; 9]).expect("buffer")).collect();
+    first.broadcast_in_place(&mut data, 1).expect("launch").wait().expect("outcome");
+    assert_eq!(data[0].to_vec().expect("read"), [1; 9]);
+}
+
+/// With the communicator, what it had borrowed goes free.
+#[rstest]
+fn buffers_outlive_a_failed_communicator() {
+    let mut handles = rank_handles::<B>(2, SHORT);
+    let mut data = handles[0].buffer_from(&[7u8; 10]).expect("buffer");
+    let error = handles[0].broadcast_in_place(&mut data, 1).expect("launch").wait().expect_err("rank 1 is missing");
+    assert!(matches!(error, Error::Timeout { .. }) && matches!(data.to_vec(), Err(Error::Busy { .. })), "{error}");
+    handles.clear();
+    assert_eq!(data.to_vec().expect("free"), [7; 10]);
+    data.write(&[8; 10]).expect("free");
+}
+
+#[rstest]
+fn reset_takes_any_limit() {
+    let handles = cells::<B>(rank_handles(2, SHORT));
+    let outcomes = on_threads(&handles, |_, comm| comm.reset(Duration::MAX));
+    assert_eq!(outcomes, [Ok(()), Ok(())]);
+}

@@ -26,7 +26,9 @@ pub struct Cpu;
 #[derive(Clone, Copy, Debug)]
 pub struct CpuFunction(driver::Entry);
 
-impl Backend for Cpu {
+// SAFETY: memory comes from the allocator, zeroed and aligned; a stream is one thread that works off a queue;
+// events count its jobs; kernels are found by name.
+unsafe impl Backend for Cpu {
     const NAME: &'static str = "cpu";
     type Device = CpuDevice;
     type Stream = CpuStream;
