@@ -53,7 +53,7 @@ impl<B: Backend> RankComm<B> {
         RankComm { shared, rank, _one_thread: PhantomData }
     }
 
-    #[cfg(test)]
+    #[cfg(all(test, feature = "cpu"))]
     pub(crate) fn shared(&self) -> &Shared<B> {
         &self.shared
     }
