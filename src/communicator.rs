@@ -221,7 +221,7 @@ impl<B: Backend> Communicator<B> {
     /// # fn main() -> crossccl::Result<()> {
     /// let comm = Communicator::<Cpu>::builder(0..4).build()?;
     /// let two_stage = Broadcast::from_root(0).algorithm(Algorithm::TwoStage);
-    /// assert_eq!(comm.plan_broadcast(1 << 20, DType::F32, two_stage)?.algorithm, Algorithm::TwoStageStaged);
+    /// assert_eq!(comm.plan_broadcast(1 << 20, DType::F32, two_stage)?.algorithm, Algorithm::TwoStageDirect);
     /// # Ok(())
     /// # }
     /// ```
