@@ -32,6 +32,10 @@ enum Phase : uint32_t {
 
 enum Collective : uint32_t { kBroadcast = 1, kReduceScatter = 2 };
 
+// What a sum becomes: the input's type and nothing else, or the fused epilogue (a factor, a residual)
+// and a result of the type named.
+enum Form : uint32_t { kPlain = 0, kToF16 = 1, kToBF16 = 2, kToF32 = 3, kToF64 = 4 };
+
 // Why a rank failed. The value is stored last, with release, into the status record and the
 // poison words.
 enum FailureKind : uint32_t {
@@ -122,7 +126,9 @@ struct Arguments {
   uint64_t stride;  // elements from one run's start to the next
   uint64_t offset;  // elements before the first run
   uint32_t average;
-  uint32_t reserved;
+  uint32_t form;      // Form
+  uint64_t residual;  // of the output's shape and type; 0 where there is none
+  uint64_t factor;    // bits of an f64; the accumulator holds it exactly
 };
 
 constexpr uint64_t lines(uint64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }

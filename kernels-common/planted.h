@@ -21,6 +21,7 @@ enum Planted : uint32_t {
   kGoneAgrees = 12,       // a later record of a rank that I read from passes for this launch's
   kPoisonStays = 13,      // a failure in a group does not reach the world
   kHashAlone = 14,        // records are compared by their hash alone
+  kRoundedEarly = 15,     // a sum is rounded before its residual is added
 };
 
 constexpr bool planted(Planted bug) { return CROSSCCL_PLANTED == bug; }

@@ -5,6 +5,8 @@
 //   i64 u64       wrap
 //   average       divides in the accumulator, before the rounding; integers truncate toward zero
 //   min, max      propagate NaN; -0 < +0
+//   epilogue      of float sums and averages: times the factor, plus the residual, each rounded in the
+//                 accumulator, before the one rounding to the result's type
 //   a NaN result  is one canonical NaN per type, so that all targets give the same bits (I7)
 #pragma once
 
@@ -31,11 +33,13 @@ template <class T, class A, class U> struct IntegerNumeric {
   CROSSCCL_DEVICE Acc min(Acc x, Acc y) { return x < y ? x : y; }
   CROSSCCL_DEVICE Acc max(Acc x, Acc y) { return x < y ? y : x; }
   CROSSCCL_DEVICE Acc divide(Acc x, uint32_t n) { return x / Acc(n); }
+  static constexpr bool kFloat = false;
 };
 
 // Floats in an accumulator A with sign-magnitude bits I.
 template <class A, class I, I kInfinity> struct FloatNumeric {
   using Acc = A;
+  static constexpr bool kFloat = true;
   CROSSCCL_DEVICE Acc sum(Acc x, Acc y) { return x + y; }
   CROSSCCL_DEVICE Acc product(Acc x, Acc y) { return x * y; }
   // Min and max compare integers, without a branch and without a floating-point comparison: those may
@@ -85,15 +89,19 @@ template <> struct Numeric<BF16> : FloatNumeric<float, int32_t, 0x7f800000> {
 };
 
 struct Sum {
+  static constexpr bool kEpilogue = true;
   template <class N> CROSSCCL_DEVICE typename N::Acc apply(typename N::Acc x, typename N::Acc y) { return N::sum(x, y); }
 };
 struct Product {
+  static constexpr bool kEpilogue = false;
   template <class N> CROSSCCL_DEVICE typename N::Acc apply(typename N::Acc x, typename N::Acc y) { return N::product(x, y); }
 };
 struct Min {
+  static constexpr bool kEpilogue = false;
   template <class N> CROSSCCL_DEVICE typename N::Acc apply(typename N::Acc x, typename N::Acc y) { return N::min(x, y); }
 };
 struct Max {
+  static constexpr bool kEpilogue = false;
   template <class N> CROSSCCL_DEVICE typename N::Acc apply(typename N::Acc x, typename N::Acc y) { return N::max(x, y); }
 };
 

@@ -34,60 +34,100 @@ template <class T> struct Inputs<T, 0> {
 template <class T, class Op, uint32_t N> struct Reducer {
   using Num = Numeric<T>;
   using Acc = typename Num::Acc;
+  static constexpr bool kEpilogue = Op::kEpilogue && Num::kFloat;
+  static constexpr uint32_t kLanes = kVector / sizeof(T);
   const Inputs<T, N>& in;
-  const uint32_t average;  // 0, or the divisor
+  const Arguments& a;
 
-  CROSSCCL_METHOD T finish(Acc x) const { return Num::narrow(average != 0 ? Num::divide(x, average) : x); }
+  // Pieces of kLanes elements of a fused result, `to` elements into the output. The residual may be the
+  // output itself: each element is read by the thread that writes it, before that.
+  template <class O, uint32_t K, uint32_t V> CROSSCCL_METHOD void finish_as(Acc* acc, uint64_t to, uint64_t step) const {
+    constexpr uint32_t n = K * V;
+    const Acc factor = Acc(bits_as<double>(a.factor));
+    alignas(kVector) O x[n];
+    CROSSCCL_UNROLL for (uint32_t i = 0; i < n; ++i) acc[i] = Num::product(acc[i], factor);
+    if (a.residual != 0) {
+      load_pieces<K, V>(x, (const O*)a.residual + to, step);
+      CROSSCCL_UNROLL for (uint32_t i = 0; i < n; ++i) {
+        if (planted(kRoundedEarly)) acc[i] = Numeric<O>::widen(Numeric<O>::narrow(acc[i]));
+        acc[i] = Num::sum(acc[i], Numeric<O>::widen(x[i]));
+      }
+    }
+    CROSSCCL_UNROLL for (uint32_t i = 0; i < n; ++i) x[i] = Numeric<O>::narrow(acc[i]);
+    store_pieces<K, V>((O*)a.output + to, x, step);
+  }
 
-  CROSSCCL_METHOD void one(T* out, uint64_t from) const {
+  // K pieces of V elements, `step` apart, from the accumulators to the output.
+  template <uint32_t K, uint32_t V> CROSSCCL_METHOD void finish(Acc* acc, uint64_t to, uint64_t step) const {
+    constexpr uint32_t n = K * V;
+    if (a.average != 0) CROSSCCL_UNROLL for (uint32_t i = 0; i < n; ++i) acc[i] = Num::divide(acc[i], a.ranks);
+    if constexpr (kEpilogue) {
+      if (a.form != kPlain) {
+        if constexpr (sizeof(Acc) == sizeof(double)) {
+          finish_as<double, K, V>(acc, to, step);
+        } else {
+          if (a.form == kToF16) finish_as<F16, K, V>(acc, to, step);
+          if (a.form == kToBF16) finish_as<BF16, K, V>(acc, to, step);
+          if (a.form == kToF32) finish_as<float, K, V>(acc, to, step);
+        }
+        return;
+      }
+    }
+    alignas(kVector) T x[n];
+    CROSSCCL_UNROLL for (uint32_t i = 0; i < n; ++i) x[i] = Num::narrow(acc[i]);
+    store_pieces<K, V>((T*)a.output + to, x, step);
+  }
+
+  CROSSCCL_METHOD void one(uint64_t to, uint64_t from) const {
     Acc acc = Num::widen(in[0][from]);
     for (uint32_t p = 1; p < in.ranks(); ++p) acc = Op::template apply<Num>(acc, Num::widen(in[p][from]));
-    *out = finish(acc);
+    finish<1, 1>(&acc, to, 1);
   }
 
   // K vectors, `step` elements apart, of this thread. Loops over elements rather than over vectors: that
   // is what compilers of CPUs turn into vector instructions, and those of GPUs unroll either.
-  template <uint32_t K> CROSSCCL_METHOD void vectors(T* out, uint64_t from, uint64_t step) const {
-    constexpr uint32_t n = K * kVector / sizeof(T);
+  template <uint32_t K> CROSSCCL_METHOD void vectors(uint64_t to, uint64_t from, uint64_t step) const {
+    constexpr uint32_t n = K * kLanes;
     Acc acc[n];
     alignas(kVector) T x[n];
-    load_vectors<K>(x, in[0] + from, step);
+    load_pieces<K, kLanes>(x, in[0] + from, step);
     CROSSCCL_UNROLL for (uint32_t i = 0; i < n; ++i) acc[i] = Num::widen(x[i]);
     CROSSCCL_UNROLL for (uint32_t p = 1; p < in.ranks(); ++p) {
-      load_vectors<K>(x, in[p] + from, step);
+      load_pieces<K, kLanes>(x, in[p] + from, step);
       CROSSCCL_UNROLL for (uint32_t i = 0; i < n; ++i) acc[i] = Op::template apply<Num>(acc[i], Num::widen(x[i]));
     }
-    if (average != 0) CROSSCCL_UNROLL for (uint32_t i = 0; i < n; ++i) acc[i] = Num::divide(acc[i], average);
-    CROSSCCL_UNROLL for (uint32_t i = 0; i < n; ++i) x[i] = Num::narrow(acc[i]);
-    store_vectors<K>(out, x, step);
+    finish<K, kLanes>(acc, to, step);
   }
 
-  // Vectors need out and every input at one distance from a 16-byte boundary, unless the target
-  // does not care.
-  CROSSCCL_METHOD bool can_use_vectors(const T* out, uint64_t from) const {
-    if (kUnalignedVectors) return true;
-    bool same = true;
-    for (uint32_t p = 0; p < in.ranks(); ++p)
-      same = same && (((uint64_t)(in[p] + from) ^ (uint64_t)out) % kVector) == 0;
-    return same;
+  // Bytes of an element of the output.
+  CROSSCCL_METHOD uint64_t width() const {
+    if (!kEpilogue || a.form == kPlain) return sizeof(T);
+    return a.form == kToF64 ? 8 : a.form == kToF32 ? 4 : 2;
+  }
+
+  // Elements before the first at which every access of vectors() is aligned; all `n` where there is none
+  // or where the target does not care to look.
+  CROSSCCL_METHOD uint64_t head(uint64_t to, uint64_t from, uint64_t n) const {
+    if (kUnalignedVectors) return 0;
+    const uint64_t at = (uint64_t)(in[0] + from) % kVector;
+    const uint64_t head = (kVector - at) % kVector / sizeof(T);
+    bool aligned = true;
+    for (uint32_t p = 1; p < in.ranks(); ++p) aligned = aligned && (uint64_t)(in[p] + from) % kVector == at;
+    const uint64_t piece = kLanes * width() < kVector ? kLanes * width() : kVector;
+    aligned = aligned && (a.output + (to + head) * width()) % piece == 0;
+    if (kEpilogue && a.residual != 0) aligned = aligned && (a.residual + (to + head) * width()) % piece == 0;
+    return aligned && head < n ? head : n;
   }
 
   // `n` contiguous elements; all threads of the block together.
-  CROSSCCL_METHOD void contiguous(const Block& b, T* out, uint64_t from, uint64_t n) const {
-    constexpr uint64_t v = kVector / sizeof(T);
-    uint64_t head = n, body = 0;
-    if (can_use_vectors(out, from)) {
-      head = kUnalignedVectors ? 0 : (kVector - (uint64_t)out % kVector) % kVector / sizeof(T);
-      head = head < n ? head : n;
-      body = (n - head) / v * v;
-    }
-    for (uint64_t k = b.thread; k < head; k += b.threads) one(out + k, from + k);
-    const uint64_t step = b.threads * v;
-    uint64_t i = head;
-    for (; i + kBatch * step <= head + body; i += kBatch * step)
-      vectors<kBatch>(out + i + b.thread * v, from + i + b.thread * v, step);
-    for (i += b.thread * v; i < head + body; i += step) vectors<1>(out + i, from + i, step);
-    for (uint64_t k = head + body + b.thread; k < n; k += b.threads) one(out + k, from + k);
+  CROSSCCL_METHOD void contiguous(const Block& b, uint64_t to, uint64_t from, uint64_t n) const {
+    const uint64_t begin = head(to, from, n), end = begin + (n - begin) / kLanes * kLanes;
+    for (uint64_t k = b.thread; k < begin; k += b.threads) one(to + k, from + k);
+    const uint64_t step = b.threads * kLanes, mine = b.thread * kLanes;
+    uint64_t i = begin;
+    for (; i + kBatch * step <= end; i += kBatch * step) vectors<kBatch>(to + i + mine, from + i + mine, step);
+    for (i += mine; i < end; i += step) vectors<1>(to + i, from + i, step);
+    for (uint64_t k = end + b.thread; k < n; k += b.threads) one(to + k, from + k);
   }
 };
 
@@ -97,8 +137,7 @@ template <class T, class Op, uint32_t N> CROSSCCL_DEVICE void reduce_scatter(con
   meet.start();
   if (meet.expect_all(true)) {
     const Inputs<T, N> in(meet);
-    const Reducer<T, Op, N> reduce{in, a.average != 0 ? a.ranks : 0};
-    T* out = (T*)a.output;
+    const Reducer<T, Op, N> reduce{in, a};
     for_each_tile(b, a.outer * a.run * sizeof(T), [&](uint64_t at, uint64_t bytes) {
       uint64_t i = at / sizeof(T), end = i + bytes / sizeof(T);
       if (a.run >= 4 * kVector / sizeof(T)) {
@@ -106,13 +145,13 @@ template <class T, class Op, uint32_t N> CROSSCCL_DEVICE void reduce_scatter(con
         while (i < end) {
           const uint64_t row = i / a.run, column = i - row * a.run, left = a.run - column;
           const uint64_t n = left < end - i ? left : end - i;
-          reduce.contiguous(b, out + i, a.offset + row * a.stride + column, n);
+          reduce.contiguous(b, i, a.offset + row * a.stride + column, n);
           i += n;
         }
       } else {
         // Short runs (a narrow part along the last axis): element by element.
         for (i += b.thread; i < end; i += b.threads)
-          reduce.one(out + i, a.offset + i / a.run * a.stride + i % a.run);
+          reduce.one(i, a.offset + i / a.run * a.stride + i % a.run);
       }
     });
   }

@@ -28,10 +28,11 @@
 //   kBatch                     vectors that a thread reduces at a time: what its registers, or its nearest
 //                              cache, hold
 //   kUnalignedVectors          true where 16-byte accesses need no alignment
-//   void load_vectors<K>(T* x, const T* from, uint64_t step)
-//   void store_vectors<K>(T* to, const T* x, uint64_t step)
-//     K vectors, `step` elements apart, into and out of K * kVector bytes of a thread's own. Ordinary
-//     cached accesses, never through a read-only path (I11).
+//   void load_pieces<K, V>(T* x, const T* from, uint64_t step)
+//   void store_pieces<K, V>(T* to, const T* x, uint64_t step)
+//     K pieces of V elements, `step` elements apart, into and out of a thread's own array, which is aligned
+//     to kVector. A piece is a vector, or half a vector or two where types are converted. Ordinary cached
+//     accesses, never through a read-only path (I11).
 //   kTile                      bytes that one block copies at a time; a multiple of kVector
 //   void copy_tile(const Block&, uint8_t* to, const uint8_t* from, uint64_t bytes)
 //     All threads of the block together; any alignment, no overlap; copy.h offers

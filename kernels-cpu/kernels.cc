@@ -58,6 +58,7 @@ uint64_t crossccl_cpu_probe(uint32_t what, uint64_t x, uint32_t y, uint32_t z) {
     case 16: return offsetof(Arguments, rounds);
     case 17: return offsetof(Arguments, outer);
     case 18: return offsetof(Arguments, average);
+    case 19: return offsetof(Arguments, factor);
     case 20: return offsetof(Control, abort);
     case 21: return offsetof(Control, failure);
     case 22: return offsetof(Control, observed);
@@ -65,6 +66,10 @@ uint64_t crossccl_cpu_probe(uint32_t what, uint64_t x, uint32_t y, uint32_t z) {
     case 24: return offsetof(Failure, kind);
     case 25: return offsetof(Failure, rank);
     case 26: return offsetof(Observed, packed);
+    case 27: return kToF16;
+    case 28: return kToBF16;
+    case 29: return kToF32;
+    case 35: return kToF64;
     case 30: return signal_layout(uint32_t(x), y, z).cause;
     case 31: return signal_layout(uint32_t(x), y, z).probe;
     case 32: return signal_layout(uint32_t(x), y, z).domain;

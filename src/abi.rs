@@ -48,7 +48,9 @@ pub struct Arguments {
     pub(crate) stride: u64,
     pub(crate) offset: u64,
     pub(crate) average: u32,
-    pub(crate) reserved: u32,
+    pub(crate) form: u32,
+    pub(crate) residual: u64,
+    pub(crate) factor: u64,
 }
 
 impl Default for Arguments {
@@ -82,9 +84,20 @@ impl Default for Arguments {
             stride: 0,
             offset: 0,
             average: 0,
-            reserved: 0,
+            form: form::PLAIN,
+            residual: 0,
+            factor: 0,
         }
     }
+}
+
+/// What a sum becomes (`Form` in abi.h).
+pub(crate) mod form {
+    pub(crate) const PLAIN: u32 = 0;
+    pub(crate) const TO_F16: u32 = 1;
+    pub(crate) const TO_BF16: u32 = 2;
+    pub(crate) const TO_F32: u32 = 3;
+    pub(crate) const TO_F64: u32 = 4;
 }
 
 /// Byte offsets in the control structure of a rank (`Control`, `Failure`, `Observed` in abi.h).
@@ -171,6 +184,7 @@ mod tests {
             (16, offset_of!(Arguments, rounds) as u64, "Arguments::rounds"),
             (17, offset_of!(Arguments, outer) as u64, "Arguments::outer"),
             (18, offset_of!(Arguments, average) as u64, "Arguments::average"),
+            (19, offset_of!(Arguments, factor) as u64, "Arguments::factor"),
             (20, control::ABORT, "Control::abort"),
             (21, control::FAILURE, "Control::failure"),
             (22, control::OBSERVED, "Control::observed"),
@@ -178,6 +192,10 @@ mod tests {
             (24, control::KIND_PEER - control::FAILURE, "Failure::kind"),
             (25, control::PHASE_DOMAIN - control::FAILURE + 12, "Failure::rank"),
             (26, control::OBSERVED_BYTES - 8, "Observed::packed"),
+            (27, u64::from(form::TO_F16), "kToF16"),
+            (28, u64::from(form::TO_BF16), "kToBF16"),
+            (29, u64::from(form::TO_F32), "kToF32"),
+            (35, u64::from(form::TO_F64), "kToF64"),
         ];
         for (what, value, name) in expected {
             assert_eq!(probe(*what, 0, 1, 0), *value, "{name}");

@@ -317,3 +317,46 @@ impl<'a, B: Backend, T> From<&'a mut Buffer<B, T>> for SliceMut<'a, B, T> {
         SliceMut { view: buffer.view(0..buffer.len), _borrow: PhantomData }
     }
 }
+
+/// Where a fused reduce-scatter puts a rank's result, and what it adds to it.
+#[derive(Debug)]
+pub struct Destination<'a, B: Backend, T> {
+    output: View<B>,
+    residual: Option<View<B>>,
+    _borrow: PhantomData<&'a mut Buffer<B, T>>,
+}
+
+impl<'a, B: Backend, T> Destination<'a, B, T> {
+    /// The result alone.
+    pub fn new(output: impl Into<SliceMut<'a, B, T>>) -> Self {
+        Destination { output: output.into().view, residual: None, _borrow: PhantomData }
+    }
+
+    /// The result plus `residual`, which has the output's length and dtype.
+    pub fn residual(mut self, residual: impl Into<Slice<'a, B, T>>) -> Self {
+        self.residual = Some(residual.into().view);
+        self
+    }
+
+    /// The result plus what the output holds.
+    pub fn accumulate(output: impl Into<SliceMut<'a, B, T>>) -> Self {
+        let output = output.into().view;
+        Destination { residual: Some(output.clone()), output, _borrow: PhantomData }
+    }
+
+    pub(crate) fn views(self) -> (View<B>, Option<View<B>>) {
+        (self.output, self.residual)
+    }
+}
+
+impl<'a, B: Backend, T> From<&'a mut Buffer<B, T>> for Destination<'a, B, T> {
+    fn from(output: &'a mut Buffer<B, T>) -> Self {
+        Destination::new(output)
+    }
+}
+
+impl<'a, B: Backend, T> From<SliceMut<'a, B, T>> for Destination<'a, B, T> {
+    fn from(output: SliceMut<'a, B, T>) -> Self {
+        Destination::new(output)
+    }
+}

@@ -20,7 +20,7 @@ use smallvec::SmallVec;
 use crate::{
     abi::{LINE, control},
     backend::{Backend, Fault, memory::Allocation},
-    buffer::{Buffer, Slice, SliceMut, Untyped, View},
+    buffer::{Buffer, Destination, Slice, SliceMut, Untyped, View},
     collective::{Agreement, Broadcast, Prepared, ReduceScatter},
     dtype::{DType, Element},
     error::{Error, Result},
@@ -180,8 +180,53 @@ impl<B: Backend> Communicator<B> {
     ) -> Result<InFlight<'a, B>> {
         let inputs: SmallVec<[View<B>; 8]> = inputs.into_iter().map(|i| i.into().view).collect();
         let outputs = mutable_views(outputs);
-        let prepared = what.into().prepare_all(&self.shared, &inputs, &outputs)?;
+        let prepared = what.into().prepare_all(&self.shared, &inputs, &outputs, &[])?;
         self.launch(&prepared, outputs.into_iter().chain(inputs))
+    }
+
+    /// A reduce-scatter whose results are converted to the outputs' dtype, and added to residuals, in the
+    /// accumulator, before the one rounding: `destinations`, one on each rank, are outputs with or without a
+    /// residual. Sums and averages of floats; f16, bf16 and f32 can become each other, f64 stays f64.
+    ///
+    /// ```
+    /// use crossccl::{Communicator, Cpu, Destination, ReduceOp, ReduceScatter, half::bf16};
+    ///
+    /// # fn main() -> crossccl::Result<()> {
+    /// let comm = Communicator::<Cpu>::builder(0..2).build()?;
+    /// let inputs = [comm.buffer_from(0, &[1.0f32, 2.0])?, comm.buffer_from(1, &[3.0f32, 6.0])?];
+    /// let residual = comm.buffer_from(1, &[bf16::from_f32(0.5)])?;
+    /// let mut outputs = [comm.buffer::<bf16>(0, 1)?, comm.buffer::<bf16>(1, 1)?];
+    /// let [first, second] = &mut outputs;
+    /// let destinations = [Destination::new(first), Destination::new(second).residual(&residual)];
+    /// let what = ReduceScatter::new(ReduceOp::Average).factor(2.0);
+    /// comm.reduce_scatter_fused(&inputs, destinations, what)?.wait()?;
+    /// assert_eq!(outputs[0].to_vec()?[0].to_f32(), 4.0);
+    /// assert_eq!(outputs[1].to_vec()?[0].to_f32(), 8.5);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for operations or dtypes without an epilogue; [`Error::InvalidArgument`] also
+    /// for a residual that overlaps an output other than its own; otherwise as for
+    /// [`reduce_scatter`](Self::reduce_scatter).
+    pub fn reduce_scatter_fused<'a, T: 'a, U: 'a>(
+        &self,
+        inputs: impl IntoIterator<Item = impl Into<Slice<'a, B, T>>>,
+        destinations: impl IntoIterator<Item = impl Into<Destination<'a, B, U>>>,
+        what: impl Into<ReduceScatter>,
+    ) -> Result<InFlight<'a, B>> {
+        let inputs: SmallVec<[View<B>; 8]> = inputs.into_iter().map(|i| i.into().view).collect();
+        let mut outputs = SmallVec::<[View<B>; 8]>::new();
+        let mut residuals = SmallVec::<[Option<View<B>>; 8]>::new();
+        for destination in destinations {
+            let (output, residual) = destination.into().views();
+            outputs.push(output);
+            residuals.push(residual);
+        }
+        let what = what.into().for_outputs(outputs.first().map(|o| o.dtype));
+        let prepared = what.prepare_all(&self.shared, &inputs, &outputs, &residuals)?;
+        self.launch(&prepared, outputs.into_iter().chain(inputs).chain(residuals.into_iter().flatten()))
     }
 
     /// Reduce-scatter along axis 0 within one buffer a rank: each rank's result replaces its part of
@@ -199,7 +244,7 @@ impl<B: Backend> Communicator<B> {
         let outputs = (inputs.iter().take(self.ranks()).enumerate())
             .map(|(rank, view)| what.in_place_outputs(&self.shared, rank, view))
             .collect::<Result<SmallVec<[View<B>; 8]>>>()?;
-        let prepared = what.prepare_all(&self.shared, &inputs, &outputs)?;
+        let prepared = what.prepare_all(&self.shared, &inputs, &outputs, &[])?;
         self.launch(&prepared, inputs.into_iter())
     }
 

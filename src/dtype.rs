@@ -2,6 +2,8 @@ use std::{fmt, str::FromStr};
 
 use half::{bf16, f16};
 
+use crate::abi::form;
+
 /// The element types.
 ///
 /// The discriminants are those of NCCL's `ncclDataType_t` where NCCL has the type.
@@ -69,6 +71,27 @@ impl DType {
             DType::F32 => "f32",
             DType::F64 => "f64",
             DType::BF16 => "bf16",
+        }
+    }
+
+    /// How a fused sum's kernel is told to round to this type; `PLAIN` where it cannot.
+    pub(crate) const fn form(self) -> u32 {
+        match self {
+            DType::F16 => form::TO_F16,
+            DType::BF16 => form::TO_BF16,
+            DType::F32 => form::TO_F32,
+            DType::F64 => form::TO_F64,
+            _ => form::PLAIN,
+        }
+    }
+
+    /// The types that a sum of this type can be rounded to from its accumulator, this type included.
+    /// Integers: none but themselves, and no factor or residual.
+    pub(crate) const fn fused_outputs(self) -> &'static [DType] {
+        match self {
+            DType::F16 | DType::BF16 | DType::F32 => &[DType::F16, DType::BF16, DType::F32],
+            DType::F64 => &[DType::F64],
+            _ => &[],
         }
     }
 

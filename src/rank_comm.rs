@@ -6,7 +6,7 @@ use smallvec::smallvec;
 
 use crate::{
     backend::Backend,
-    buffer::{Buffer, Slice, SliceMut, View},
+    buffer::{Buffer, Destination, Slice, SliceMut, View},
     collective::{Broadcast, Prepared, ReduceScatter},
     communicator::{AbortHandle, Launched, Shared},
     dtype::{DType, Element},
@@ -102,7 +102,7 @@ impl<B: Backend> RankComm<B> {
         let input = input.map(|i| i.into().view);
         let output = output.into().view;
         let prepared = what.into().prepare_one(&self.shared, self.rank, input.as_ref(), &output)?;
-        self.launch(prepared, [Some(output), input])
+        self.launch(prepared, [Some(output), input, None])
     }
 
     /// This rank's part of a broadcast from the root's buffer into the others'.
@@ -116,7 +116,7 @@ impl<B: Backend> RankComm<B> {
     ) -> Result<InFlight<'a, B>> {
         let buffer = buffer.into().view;
         let prepared = what.into().prepare_one(&self.shared, self.rank, Some(&buffer), &buffer)?;
-        self.launch(prepared, [Some(buffer), None])
+        self.launch(prepared, [Some(buffer), None, None])
     }
 
     /// This rank's part of a reduce-scatter. A [`ReduceScatter`] with one shape means this rank's group.
@@ -130,8 +130,26 @@ impl<B: Backend> RankComm<B> {
         what: impl Into<ReduceScatter>,
     ) -> Result<InFlight<'a, B>> {
         let (input, output) = (input.into().view, output.into().view);
-        let prepared = what.into().prepare_one(&self.shared, self.rank, &input, &output)?;
-        self.launch(prepared, [Some(output), Some(input)])
+        let prepared = what.into().prepare_one(&self.shared, self.rank, &input, &output, None)?;
+        self.launch(prepared, [Some(output), Some(input), None])
+    }
+
+    /// This rank's part of a reduce-scatter with a fused epilogue. The dtype of the outputs is agreed on; a
+    /// residual and a factor are this rank's own.
+    ///
+    /// # Errors
+    /// As for [`Communicator::reduce_scatter_fused`](crate::Communicator::reduce_scatter_fused).
+    pub fn reduce_scatter_fused<'a, T: 'a, U: 'a>(
+        &self,
+        input: impl Into<Slice<'a, B, T>>,
+        destination: impl Into<Destination<'a, B, U>>,
+        what: impl Into<ReduceScatter>,
+    ) -> Result<InFlight<'a, B>> {
+        let input = input.into().view;
+        let (output, residual) = destination.into().views();
+        let what = what.into().for_outputs(Some(output.dtype));
+        let prepared = what.prepare_one(&self.shared, self.rank, &input, &output, residual.as_ref())?;
+        self.launch(prepared, [Some(output), Some(input), residual])
     }
 
     /// This rank's part of a reduce-scatter along axis 0 whose result replaces the rank's part of its
@@ -147,8 +165,8 @@ impl<B: Backend> RankComm<B> {
         let what = what.into();
         let buffer = buffer.into().view;
         let output = what.in_place_outputs(&self.shared, self.rank, &buffer)?;
-        let prepared = what.prepare_one(&self.shared, self.rank, &buffer, &output)?;
-        self.launch(prepared, [Some(buffer), None])
+        let prepared = what.prepare_one(&self.shared, self.rank, &buffer, &output, None)?;
+        self.launch(prepared, [Some(buffer), None, None])
     }
 
     /// The part of an input of `count` elements that this rank gets from `what`.
@@ -188,8 +206,8 @@ impl<B: Backend> RankComm<B> {
     /// As for [`reduce_scatter`](Self::reduce_scatter), misaligned and overlapping addresses included.
     ///
     /// # Safety
-    /// As for [`broadcast_raw`](Self::broadcast_raw): `send` is valid for `count` elements, `recv` for the
-    /// rank's part.
+    /// As for [`broadcast_raw`](Self::broadcast_raw): `send` is valid for `count` elements, `recv`
+    /// and `residual` for the rank's part.
     #[allow(unsafe_code)]
     pub unsafe fn reduce_scatter_raw(
         &self,
@@ -224,7 +242,7 @@ impl<B: Backend> RankComm<B> {
         self.shared.reset_together(self.rank, limit)
     }
 
-    fn launch<'a>(&self, prepared: Prepared, owners: [Option<View<B>>; 2]) -> Result<InFlight<'a, B>> {
+    fn launch<'a>(&self, prepared: Prepared, owners: [Option<View<B>>; 3]) -> Result<InFlight<'a, B>> {
         let owners = owners.into_iter().flatten().map(|v| v.memory).collect();
         let mut flight = InFlight::new(self.shared.clone(), owners, PhantomData);
         match raw::enqueue_owned(&self.shared, &[prepared], flight.launches()) {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use crate::{
-    abi::{Arguments, hash},
+    abi::{Arguments, form, hash},
     backend::Backend,
     collective::Prepared,
     communicator::{Launch, Shared},
@@ -26,6 +26,16 @@ pub struct RawRank {
     pub send: u64,
     /// The rank's output.
     pub recv: u64,
+    /// Of a reduce-scatter: what is added to the result, of the output's shape and dtype. 0 for nothing;
+    /// `recv` adds to what the output holds.
+    pub residual: u64,
+}
+
+impl RawRank {
+    /// An input and an output.
+    pub const fn new(send: u64, recv: u64) -> Self {
+        RawRank { send, recv, residual: 0 }
+    }
 }
 
 /// A caller's stream must be of the rank's device. To be asked for all ranks before anything is launched.
@@ -67,10 +77,10 @@ pub(crate) unsafe fn enqueue<B: Backend>(
         B::wait_event(stream, event).map_err(fault)?;
     }
     let call = state.next_call;
-    if *group_size == 1 {
+    let arguments = arguments(shared, prepared, call);
+    if *group_size == 1 && arguments.form == form::PLAIN {
         copy_alone::<B>(prepared, stream).map_err(fault)?;
     } else {
-        let arguments = arguments(shared, prepared, call);
         // SAFETY: signal buffers and control live as long as `shared`, which drains the streams
         // before it lets them go; the rest is the caller's promise.
         unsafe { B::launch(stream, plan.kernel, me.functions[plan.kernel.index()], plan.blocks, &arguments) }
@@ -96,15 +106,16 @@ pub(crate) unsafe fn enqueue<B: Backend>(
 /// A group of one rank.
 fn copy_alone<B: Backend>(prepared: &Prepared, stream: &B::Stream) -> Result<(), crate::backend::Fault> {
     let bytes = prepared.request.bytes() as usize;
-    if bytes == 0 || prepared.input == prepared.output {
+    let RawRank { send, recv, .. } = prepared.addresses;
+    if bytes == 0 || send == recv {
         return Ok(());
     }
     // SAFETY: the caller's promise, as for a launch; sizes were validated to fit a usize.
-    unsafe { B::copy(stream, prepared.output, prepared.input, bytes) }
+    unsafe { B::copy(stream, recv, send, bytes) }
 }
 
 fn arguments<B: Backend>(shared: &Shared<B>, prepared: &Prepared, call: u64) -> Arguments {
-    let Prepared { rank, group_size, request, plan, input, output, limit, strict, .. } = prepared;
+    let Prepared { rank, group_size, request, plan, addresses, limit, strict, .. } = prepared;
     let me = &shared.ranks[*rank];
     let first = rank / group_size * group_size;
     let packed = request.packed(plan.algorithm as u8, plan.blocks).to_word();
@@ -130,8 +141,9 @@ fn arguments<B: Backend>(shared: &Shared<B>, prepared: &Prepared, call: u64) -> 
         strict: u32::from(*strict),
         call,
         limit: limit.map_or(0, |l| me.ticks(l)),
-        input: *input,
-        output: *output,
+        input: addresses.send,
+        output: addresses.recv,
+        residual: addresses.residual,
         count: request.count,
         shape_hash,
         packed,
@@ -147,13 +159,17 @@ fn arguments<B: Backend>(shared: &Shared<B>, prepared: &Prepared, call: u64) -> 
     }
     match &request.collective {
         Collective::Broadcast { root } => a.root = *root as u32,
-        Collective::ReduceScatter { op, partition, .. } => {
+        Collective::ReduceScatter { op, partition, output, factor, .. } => {
             let part = partition.part(rank - first);
             a.outer = part.outer;
             a.run = part.run;
             a.stride = part.stride;
             a.offset = part.offset;
             a.average = u32::from(*op == crate::op::ReduceOp::Average);
+            a.factor = factor.to_bits();
+            if *output != request.dtype || *factor != 1.0 || addresses.residual != 0 {
+                a.form = output.form();
+            }
         }
     }
     a

@@ -4,10 +4,11 @@ use smallvec::SmallVec;
 
 use crate::abi::{LINE, MAX_RANKS, PHASES, RECORD_SLOTS};
 
-/// Group sizes that have a domain of their own, the world first: the divisors of `ranks` above 1.
+/// Group sizes that have a domain of their own, the world first: the divisors of `ranks`. Groups of one
+/// rank have no peers, but epochs of their own all the same.
 /// Two scopes never share flags or epochs (I8); sibling groups have different signal buffers.
 pub(crate) fn domain_sizes(ranks: usize) -> SmallVec<[usize; 12]> {
-    (2..=ranks).rev().filter(|size| ranks.is_multiple_of(*size)).collect()
+    (1..=ranks).rev().filter(|size| ranks.is_multiple_of(*size)).collect()
 }
 
 /// Byte offsets in a signal buffer; see `SignalLayout` in `kernels-common/abi.h`.

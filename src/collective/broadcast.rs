@@ -3,7 +3,8 @@
 use smallvec::SmallVec;
 
 use super::{
-    Options, Prepared, Span, bytes_of, check_address, check_len, check_overlaps, check_view, invalid, option_setters,
+    IN_PLACE, Options, Prepared, Span, bytes_of, check_address, check_len, check_overlaps, check_view, invalid,
+    option_setters,
 };
 use crate::{
     backend::Backend,
@@ -91,8 +92,7 @@ impl Broadcast {
                 return Err(invalid(OPERATION, Some(rank), "output", expected, output.count));
             }
         }
-        let ranks: SmallVec<[RawRank; 8]> =
-            outputs.iter().map(|o| RawRank { send: input.address, recv: o.address }).collect();
+        let ranks: SmallVec<[RawRank; 8]> = outputs.iter().map(|o| RawRank::new(input.address, o.address)).collect();
         self.prepare_all_raw(shared, &ranks, input.count, input.dtype)
     }
 
@@ -111,17 +111,22 @@ impl Broadcast {
         check_address(OPERATION, root, "input", input.1, dtype)?;
         let mut outputs = SmallVec::<[(usize, Span); 8]>::new();
         for (rank, raw) in ranks.iter().enumerate() {
-            let output = Span { address: raw.recv, bytes };
-            check_address(OPERATION, rank, "output", output, dtype)?;
-            outputs.push((rank, output));
+            outputs.push((rank, output(rank, *raw, bytes, dtype)?));
         }
-        check_overlaps(OPERATION, &[input], &outputs, |i, o| i == o)?;
+        check_overlaps(OPERATION, IN_PLACE, &[input], &outputs, |i, o| i == o)?;
         let request = self.request(shared, root, count, dtype);
         let planned = self.options.planned(shared, &request)?;
         Ok((ranks.iter().enumerate())
             .map(|(rank, raw)| {
                 let send = if rank == root { raw.send } else { 0 };
-                self.options.prepare(shared, rank, shared.ranks.len(), request.clone(), &planned, [send, raw.recv])
+                self.options.prepare(
+                    shared,
+                    rank,
+                    shared.ranks.len(),
+                    request.clone(),
+                    &planned,
+                    RawRank::new(send, raw.recv),
+                )
             })
             .collect())
     }
@@ -137,7 +142,7 @@ impl Broadcast {
         let root = self.root(shared)?;
         let dtype = output.dtype;
         check_view(shared, OPERATION, rank, "output", output, dtype)?;
-        let mut raw = RawRank { send: 0, recv: output.address };
+        let mut raw = RawRank::new(0, output.address);
         if rank == root {
             let Some(input) = input else {
                 return Err(invalid(OPERATION, Some(rank), "input", "one, since this rank is the root", "none"));
@@ -163,16 +168,31 @@ impl Broadcast {
     ) -> Result<Prepared> {
         let root = self.root(shared)?;
         let bytes = bytes_of(OPERATION, rank, count, dtype)?;
-        let output = (rank, Span { address: raw.recv, bytes });
-        check_address(OPERATION, rank, "output", output.1, dtype)?;
+        let output = (rank, output(rank, raw, bytes, dtype)?);
         let send = if rank == root { raw.send } else { 0 };
         if rank == root {
             let input = (rank, Span { address: send, bytes });
             check_address(OPERATION, rank, "input", input.1, dtype)?;
-            check_overlaps(OPERATION, &[input], &[output], |i, o| i == o)?;
+            check_overlaps(OPERATION, IN_PLACE, &[input], &[output], |i, o| i == o)?;
         }
         let request = self.request(shared, root, count, dtype);
         let planned = self.options.planned(shared, &request)?;
-        Ok(self.options.prepare(shared, rank, shared.ranks.len(), request, &planned, [send, raw.recv]))
+        Ok(self.options.prepare(shared, rank, shared.ranks.len(), request, &planned, RawRank::new(send, raw.recv)))
     }
+}
+
+/// Where a rank's copy goes.
+fn output(rank: usize, raw: RawRank, bytes: u64, dtype: DType) -> Result<Span> {
+    let output = Span { address: raw.recv, bytes };
+    check_address(OPERATION, rank, "output", output, dtype)?;
+    if raw.residual != 0 {
+        return Err(invalid(
+            OPERATION,
+            Some(rank),
+            "residual",
+            "0: a broadcast adds nothing",
+            format!("{:#x}", raw.residual),
+        ));
+    }
+    Ok(output)
 }

@@ -21,6 +21,7 @@ use crate::{
         select::{NoPlan, select},
     },
     rank::Rank,
+    raw::RawRank,
 };
 
 /// Which peers must have come with the same operation before a rank touches anything.
@@ -124,8 +125,7 @@ pub(crate) struct Prepared {
     pub(crate) group_size: usize,
     pub(crate) request: Request,
     pub(crate) plan: Plan,
-    pub(crate) input: u64,
-    pub(crate) output: u64,
+    pub(crate) addresses: RawRank,
     pub(crate) limit: Option<Duration>,
     pub(crate) strict: bool,
     /// Entered while the launch is enqueued.
@@ -196,15 +196,14 @@ impl Options {
         group_size: usize,
         request: Request,
         planned: &Planned,
-        [input, output]: [u64; 2],
+        addresses: RawRank,
     ) -> Prepared {
         Prepared {
             rank,
             group_size,
             request,
             plan: planned.plan,
-            input,
-            output,
+            addresses,
             limit: self.timeout.unwrap_or(shared.limit),
             span: planned.span.clone(),
             strict: self.agreement.unwrap_or(shared.agreement) == Agreement::Strict,
@@ -284,10 +283,16 @@ fn check_len(operation: &'static str, argument: &'static str, ranks: usize, got:
     Err(invalid(operation, None, argument, format!("one for each of the {ranks} ranks"), got))
 }
 
-/// No output may overlap another output or an input, except where `allowed(input, output)` says that
-/// this is the in-place form. The indices are those of the slices.
+/// What [`check_overlaps`] looks at besides the outputs, and the one overlap that it allows.
+type Reads = (&'static str, &'static str);
+const IN_PLACE: Reads = ("input", "the in-place form");
+const ACCUMULATING: Reads = ("residual", "the output itself");
+
+/// No output may overlap another output or what is read, `inputs`, except where `allowed(input, output)` says
+/// that this is the form in which it may.
 fn check_overlaps(
     operation: &'static str,
+    (argument, form): Reads,
     inputs: &[(usize, Span)],
     outputs: &[(usize, Span)],
     allowed: impl Fn((usize, Span), (usize, Span)) -> bool,
@@ -302,7 +307,7 @@ fn check_overlaps(
         }
         for (other, span) in inputs {
             if output.overlaps(*span) && !allowed((*other, *span), (*rank, *output)) {
-                return Err(message(format!("the input of rank {other} ({span}) other than the in-place form")));
+                return Err(message(format!("the {argument} of rank {other} ({span}) other than {form}")));
             }
         }
     }

@@ -3,7 +3,8 @@
 use smallvec::SmallVec;
 
 use super::{
-    Options, Prepared, Span, bytes_of, check_address, check_len, check_overlaps, check_view, invalid, option_setters,
+    ACCUMULATING, IN_PLACE, Options, Prepared, Span, bytes_of, check_address, check_len, check_overlaps, check_view,
+    invalid, option_setters,
 };
 use crate::{
     backend::Backend,
@@ -25,9 +26,15 @@ const OPERATION: &str = "reduce_scatter";
 /// A reduce-scatter. Every rank gives a tensor of the same row-major shape; rank r of a group gets
 /// part r of the element-wise reduction over the group, cut along one axis.
 ///
-/// The axis is split evenly, the lower ranks get the remainder one unit each; parts may be empty.
+/// The axis is split evenly, the lower ranks get the remainder one unit each, or by
+/// [`lengths`](Self::lengths); parts may be empty.
 /// Groups are contiguous ranks: with groups of 2, ranks 0 and 1, ranks 2 and 3, and so on. Groups may
 /// differ in shape from each other. A group of one rank copies.
+///
+/// A sum or an average of floats can end in a fused epilogue, in the accumulator, before the one rounding:
+/// result = (sum \[/ ranks\]) x [`factor`](Self::factor) + residual, in
+/// [another dtype](Self::output_dtype). For residuals and other dtypes see
+/// [`Communicator::reduce_scatter_fused`](crate::Communicator::reduce_scatter_fused).
 ///
 /// An operation is enough where the rest is left alone:
 /// `comm.reduce_scatter(&inputs, &mut outputs, ReduceOp::Sum)` takes the tensor as one-dimensional.
@@ -37,14 +44,27 @@ pub struct ReduceScatter {
     axis: i64,
     group_size: Option<usize>,
     shapes: Vec<Vec<usize>>,
+    lengths: Vec<Vec<usize>>,
     strides: Option<Vec<usize>>,
+    factor: f64,
+    output: Option<DType>,
     options: Options,
 }
 
 impl ReduceScatter {
     /// A reduce-scatter of all ranks along axis 0 of a one-dimensional tensor.
     pub fn new(op: ReduceOp) -> Self {
-        ReduceScatter { op, axis: 0, group_size: None, shapes: Vec::new(), strides: None, options: Options::default() }
+        ReduceScatter {
+            op,
+            axis: 0,
+            group_size: None,
+            shapes: Vec::new(),
+            lengths: Vec::new(),
+            strides: None,
+            factor: 1.0,
+            output: None,
+            options: Options::default(),
+        }
     }
 
     /// The axis to cut, counted from 0. Negative axes are an error.
@@ -68,6 +88,33 @@ impl ReduceScatter {
     /// A shape for each group, where they differ.
     pub fn group_shapes(mut self, shapes: impl IntoIterator<Item = impl Into<Vec<usize>>>) -> Self {
         self.shapes = shapes.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// How many units of the axis each rank of a group gets; they add up to its extent. Default: an even
+    /// split.
+    pub fn lengths(mut self, lengths: impl Into<Vec<usize>>) -> Self {
+        self.lengths = vec![lengths.into()];
+        self
+    }
+
+    /// Lengths for each group, where they differ.
+    pub fn group_lengths(mut self, lengths: impl IntoIterator<Item = impl Into<Vec<usize>>>) -> Self {
+        self.lengths = lengths.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// Multiplies the sum or average, in the accumulator (f32 for f16, bf16 and f32, to which the factor is
+    /// rounded first; f64 for f64). Floats only; finite. Each rank's own: ranks are not checked to agree.
+    pub fn factor(mut self, factor: f64) -> Self {
+        self.factor = factor;
+        self
+    }
+
+    /// The dtype of the result; default: that of the input. f16, bf16 and f32 can become each other. For the
+    /// raw forms and for plans: typed calls take it from their outputs.
+    pub fn output_dtype(mut self, dtype: DType) -> Self {
+        self.output = Some(dtype);
         self
     }
 
@@ -108,14 +155,9 @@ impl ReduceScatter {
     /// The tensor of `group`, of which rank `rank` gave `count` elements.
     fn cut<B: Backend>(&self, shared: &Shared<B>, size: usize, group: usize, rank: usize, count: u64) -> Result<Cut> {
         let groups = shared.ranks.len() / size;
-        let shape: Shape = match self.shapes.len() {
-            0 => Shape::from_slice(&[count]),
-            1 => self.shapes[0].iter().map(|e| *e as u64).collect(),
-            n if n == groups => self.shapes[group].iter().map(|e| *e as u64).collect(),
-            n => {
-                let expected = format!("one, or one for each of the {groups} groups");
-                return Err(invalid(OPERATION, None, "shapes", expected, n));
-            }
+        let shape: Shape = match one_or_each(&self.shapes, "shapes", groups, group)? {
+            None => Shape::from_slice(&[count]),
+            Some(shape) => shape.iter().map(|e| *e as u64).collect(),
         };
         let axis = match usize::try_from(self.axis) {
             Ok(axis) if axis < shape.len() => axis,
@@ -124,10 +166,21 @@ impl ReduceScatter {
                 return Err(invalid(OPERATION, None, "axis", expected, self.axis));
             }
         };
-        let Some(partition) = Partition::new(&shape, axis, size) else {
+        let Some(mut partition) = Partition::new(&shape, axis, size) else {
             let expected = "a shape whose elements can be counted in 64 bits";
             return Err(invalid(OPERATION, None, "shape", expected, format!("{shape:?}")));
         };
+        if let Some(lengths) = one_or_each(&self.lengths, "lengths", groups, group)? {
+            let lengths: SmallVec<[u64; 8]> = lengths.iter().map(|l| *l as u64).collect();
+            let Some(cut) = partition.with_lengths(&lengths) else {
+                let extent = shape[axis];
+                let expected = format!(
+                    "one for each of the group's {size} ranks, {extent} together: axis {axis} of the shape {shape:?}"
+                );
+                return Err(invalid(OPERATION, None, "lengths", expected, format!("{lengths:?}")));
+            };
+            partition = cut;
+        }
         if partition.count() != count {
             let expected = format!("{} elements, the shape being {shape:?}", partition.count());
             return Err(invalid(OPERATION, Some(rank), "input", expected, count));
@@ -165,13 +218,53 @@ impl ReduceScatter {
                 shape: cut.shape.clone(),
                 axis: cut.axis,
                 partition: cut.partition.clone(),
+                output: self.output(dtype),
+                factor: if dtype == DType::F64 { self.factor } else { f64::from(self.factor as f32) },
             },
         }
     }
 
+    fn output(&self, dtype: DType) -> DType {
+        self.output.unwrap_or(dtype)
+    }
+
+    /// The same for outputs of `dtype`, unless another one was asked for.
+    pub(crate) fn for_outputs(mut self, dtype: Option<DType>) -> Self {
+        self.output = self.output.or(dtype);
+        self
+    }
+
+    /// The table of what can be fused: README prints it.
+    fn check_epilogue(&self, dtype: DType, residual: bool) -> Result<()> {
+        let output = self.output(dtype);
+        let asked = match (output != dtype, residual, self.factor != 1.0) {
+            (true, _, _) => format!("{output} from {dtype}"),
+            (_, true, _) => format!("a residual with {dtype}"),
+            (_, _, true) => format!("a factor with {dtype}"),
+            _ => return Ok(()),
+        };
+        let unsupported = |what| Err(Error::Unsupported { operation: OPERATION, what });
+        if !matches!(self.op, ReduceOp::Sum | ReduceOp::Average) {
+            return unsupported(format!("{asked} is offered for sum and average, not for {}", self.op));
+        }
+        if !dtype.fused_outputs().contains(&output) {
+            return unsupported(format!(
+                "{asked} is not offered: f16, bf16 and f32 become each other, f64 stays f64, integers have no epilogue"
+            ));
+        }
+        let factor = if dtype == DType::F64 { self.factor } else { f64::from(self.factor as f32) };
+        if !factor.is_finite() {
+            let expected = format!("a finite number in the accumulator of {dtype}");
+            return Err(invalid(OPERATION, None, "factor", expected, self.factor));
+        }
+        Ok(())
+    }
+
     /// Where an output in place stands: at its part of the input, which must be one run.
-    fn in_place(cut: &Cut, part: Part, dtype: DType, input: Span, output: Span) -> bool {
-        cut.axis == 0 && output.address == input.address + part.offset * dtype.size() as u64
+    fn in_place(&self, cut: &Cut, part: Part, dtype: DType, input: Span, output: Span) -> bool {
+        self.output(dtype) == dtype
+            && cut.axis == 0
+            && output.address == input.address + part.offset * dtype.size() as u64
     }
 
     /// The part of `rank` for an input of `count` elements, and the views of an in-place call.
@@ -213,15 +306,17 @@ impl ReduceScatter {
         let size = self.groups(shared)?;
         let cut = self.cut(shared, size, rank / size, rank, count)?;
         bytes_of(OPERATION, rank, count, dtype)?;
+        self.check_epilogue(dtype, false)?;
         self.options.plan(shared, &self.request(size, &cut, dtype))
     }
 
-    /// All ranks at once: inputs and outputs are one a rank.
+    /// All ranks at once: inputs, outputs and, where there are any, residuals are one a rank.
     pub(crate) fn prepare_all<B: Backend>(
         &self,
         shared: &Shared<B>,
         inputs: &[View<B>],
         outputs: &[View<B>],
+        residuals: &[Option<View<B>>],
     ) -> Result<SmallVec<[Prepared; 8]>> {
         self.groups(shared)?;
         check_len(OPERATION, "inputs", shared.ranks.len(), inputs.len())?;
@@ -231,9 +326,8 @@ impl ReduceScatter {
         let mut counts = SmallVec::<[u64; 8]>::new();
         for (rank, (input, output)) in inputs.iter().zip(outputs).enumerate() {
             check_view(shared, OPERATION, rank, "input", input, dtype)?;
-            check_view(shared, OPERATION, rank, "output", output, dtype)?;
-            self.check_output(shared, rank, input.count, output.count)?;
-            ranks.push(RawRank { send: input.address, recv: output.address });
+            let residual = residuals.get(rank).and_then(Option::as_ref);
+            ranks.push(self.check_views(shared, rank, input, output, residual)?);
             counts.push(input.count);
         }
         self.prepare_all_raw(shared, &ranks, &counts, dtype)
@@ -253,6 +347,8 @@ impl ReduceScatter {
         let mut prepared = SmallVec::new();
         let (mut inputs, mut outputs) = (SmallVec::<[(usize, Span); 8]>::new(), SmallVec::<[(usize, Span); 8]>::new());
         let mut parts = SmallVec::<[(Part, bool); 8]>::new();
+        let mut residuals = SmallVec::<[(usize, Span); 8]>::new();
+        self.check_epilogue(dtype, ranks.iter().any(|r| r.residual != 0))?;
         for group in 0..ranks.len() / size {
             let first = group * size;
             let cut = self.cut(shared, size, group, first, counts[first])?;
@@ -265,21 +361,16 @@ impl ReduceScatter {
                     return Err(invalid(OPERATION, Some(rank), "input", expected, counts[rank]));
                 }
                 let part = cut.partition.part(rank - first);
-                let [input, output] = self.check_one(rank, ranks[rank], &cut, part, dtype)?;
+                let [input, output, residual] = self.check_one(rank, ranks[rank], &cut, part, dtype)?;
                 inputs.push((rank, input));
                 outputs.push((rank, output));
-                parts.push((part, Self::in_place(&cut, part, dtype, input, output)));
-                prepared.push(self.options.prepare(
-                    shared,
-                    rank,
-                    size,
-                    request.clone(),
-                    &planned,
-                    [input.address, output.address],
-                ));
+                residuals.push((rank, residual));
+                parts.push((part, self.in_place(&cut, part, dtype, input, output)));
+                prepared.push(self.options.prepare(shared, rank, size, request.clone(), &planned, ranks[rank]));
             }
         }
-        check_overlaps(OPERATION, &inputs, &outputs, |i, o| i.0 == o.0 && parts[o.0].1)?;
+        check_overlaps(OPERATION, IN_PLACE, &inputs, &outputs, |i, o| i.0 == o.0 && parts[o.0].1)?;
+        check_overlaps(OPERATION, ACCUMULATING, &residuals, &outputs, |r, o| r == o)?;
         Ok(prepared)
     }
 
@@ -290,17 +381,11 @@ impl ReduceScatter {
         rank: usize,
         input: &View<B>,
         output: &View<B>,
+        residual: Option<&View<B>>,
     ) -> Result<Prepared> {
         check_view(shared, OPERATION, rank, "input", input, input.dtype)?;
-        check_view(shared, OPERATION, rank, "output", output, input.dtype)?;
-        self.check_output(shared, rank, input.count, output.count)?;
-        self.prepare_one_raw(
-            shared,
-            rank,
-            RawRank { send: input.address, recv: output.address },
-            input.count,
-            input.dtype,
-        )
+        let raw = self.check_views(shared, rank, input, output, residual)?;
+        self.prepare_one_raw(shared, rank, raw, input.count, input.dtype)
     }
 
     /// One rank's part, by address; `count` elements of input.
@@ -317,23 +402,54 @@ impl ReduceScatter {
         bytes_of(OPERATION, rank, cut.partition.count(), dtype)?;
         let request = self.request(size, &cut, dtype);
         let planned = self.options.planned(shared, &request)?;
+        self.check_epilogue(dtype, raw.residual != 0)?;
         let part = cut.partition.part(rank % size);
-        let [input, output] = self.check_one(rank, raw, &cut, part, dtype)?;
-        check_overlaps(OPERATION, &[(rank, input)], &[(rank, output)], |i, o| {
-            Self::in_place(&cut, part, dtype, i.1, o.1)
+        let [input, output, residual] = self.check_one(rank, raw, &cut, part, dtype)?;
+        check_overlaps(OPERATION, IN_PLACE, &[(rank, input)], &[(rank, output)], |i, o| {
+            self.in_place(&cut, part, dtype, i.1, o.1)
         })?;
-        Ok(self.options.prepare(shared, rank, size, request, &planned, [input.address, output.address]))
+        check_overlaps(OPERATION, ACCUMULATING, &[(rank, residual)], &[(rank, output)], |r, o| r == o)?;
+        Ok(self.options.prepare(shared, rank, size, request, &planned, raw))
     }
 
-    fn check_one(&self, rank: usize, raw: RawRank, cut: &Cut, part: Part, dtype: DType) -> Result<[Span; 2]> {
+    /// What a rank reads, writes and adds; the last is empty where there is no residual.
+    fn check_one(&self, rank: usize, raw: RawRank, cut: &Cut, part: Part, dtype: DType) -> Result<[Span; 3]> {
+        let to = self.output(dtype);
         let input = Span { address: raw.send, bytes: bytes_of(OPERATION, rank, cut.partition.count(), dtype)? };
-        let output = Span { address: raw.recv, bytes: part.count() * dtype.size() as u64 };
+        let output = Span { address: raw.recv, bytes: bytes_of(OPERATION, rank, part.count(), to)? };
+        let residual = Span { address: raw.residual, bytes: if raw.residual == 0 { 0 } else { output.bytes } };
         check_address(OPERATION, rank, "input", input, dtype)?;
-        check_address(OPERATION, rank, "output", output, dtype)?;
-        Ok([input, output])
+        check_address(OPERATION, rank, "output", output, to)?;
+        check_address(OPERATION, rank, "residual", residual, to)?;
+        Ok([input, output, residual])
     }
 
-    fn check_output<B: Backend>(&self, shared: &Shared<B>, rank: usize, input: u64, output: u64) -> Result<()> {
+    fn check_views<B: Backend>(
+        &self,
+        shared: &Shared<B>,
+        rank: usize,
+        input: &View<B>,
+        output: &View<B>,
+        residual: Option<&View<B>>,
+    ) -> Result<RawRank> {
+        let to = self.output(input.dtype);
+        check_view(shared, OPERATION, rank, "output", output, to)?;
+        self.check_output(shared, rank, "output", input.count, output.count)?;
+        if let Some(residual) = residual {
+            check_view(shared, OPERATION, rank, "residual", residual, to)?;
+            self.check_output(shared, rank, "residual", input.count, residual.count)?;
+        }
+        Ok(RawRank { residual: residual.map_or(0, |r| r.address), ..RawRank::new(input.address, output.address) })
+    }
+
+    fn check_output<B: Backend>(
+        &self,
+        shared: &Shared<B>,
+        rank: usize,
+        argument: &'static str,
+        input: u64,
+        output: u64,
+    ) -> Result<()> {
         let size = self.groups(shared)?;
         let cut = self.cut(shared, size, rank / size, rank, input)?;
         let part = cut.partition.part(rank % size).count();
@@ -341,6 +457,24 @@ impl ReduceScatter {
             return Ok(());
         }
         let expected = format!("{part} elements, its part of the shape {:?} along axis {}", cut.shape, cut.axis);
-        Err(invalid(OPERATION, Some(rank), "output", expected, output))
+        Err(invalid(OPERATION, Some(rank), argument, expected, output))
+    }
+}
+
+/// What `group` was given of what is given for all groups or for each.
+fn one_or_each<'a>(
+    given: &'a [Vec<usize>],
+    argument: &'static str,
+    groups: usize,
+    group: usize,
+) -> Result<Option<&'a [usize]>> {
+    match given {
+        [] => Ok(None),
+        [one] => Ok(Some(one)),
+        each if each.len() == groups => Ok(Some(&each[group])),
+        each => {
+            let expected = format!("one, or one for each of the {groups} groups");
+            Err(invalid(OPERATION, None, argument, expected, each.len()))
+        }
     }
 }

@@ -135,26 +135,31 @@ impl<B: Backend> Shared<B> {
         // What each rank called, for what the record holds as a hash only.
         let shape = |s: &Seen| {
             history(s.rank).into_iter().rev().find_map(|called| match called.request.collective {
-                Collective::ReduceScatter { ref shape, axis, .. } if called.request.shape_hash() == s.shape_hash => {
-                    Some((format!("{shape:?}"), axis))
+                Collective::ReduceScatter { ref shape, axis, ref partition, output, .. }
+                    if called.request.shape_hash() == s.shape_hash =>
+                {
+                    let parts = partition.lengths().map_or("an even split".to_owned(), |l| format!("{l:?}"));
+                    Some((format!("{shape:?}"), axis, parts, output))
                 }
                 _ => None,
             })
         };
         type Value<'a> = Box<dyn Fn(&Seen) -> String + 'a>;
-        let fields: [(&'static str, Value<'_>); 9] = [
+        let fields: [(&'static str, Value<'_>); 11] = [
             ("collective", Box::new(|s| collective_name(s.packed.collective).into())),
             ("dtype", Box::new(move |s| code(DType::from_code(s.packed.dtype).map(|d| d.to_string()), s.packed.dtype))),
             ("op", Box::new(move |s| code(ReduceOp::from_code(s.packed.op).map(|o| o.to_string()), s.packed.op))),
             ("root", Box::new(|s| s.packed.root.to_string())),
-            ("axis", Box::new(|s| shape(s).map_or_else(String::new, |(_, axis)| axis.to_string()))),
+            ("axis", Box::new(|s| shape(s).map_or_else(String::new, |(_, axis, ..)| axis.to_string()))),
             ("count", Box::new(|s| s.count.to_string())),
             (
                 "shape",
                 Box::new(|s| {
-                    shape(s).map_or_else(|| format!("a shape with hash {:x}", s.shape_hash), |(shape, _)| shape)
+                    shape(s).map_or_else(|| format!("a shape with hash {:x}", s.shape_hash), |(shape, ..)| shape)
                 }),
             ),
+            ("parts", Box::new(|s| shape(s).map_or_else(String::new, |(_, _, parts, _)| parts))),
+            ("output dtype", Box::new(|s| shape(s).map_or_else(String::new, |(.., output)| output.to_string()))),
             (
                 "algorithm",
                 Box::new(move |s| {

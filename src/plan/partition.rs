@@ -7,14 +7,23 @@ use super::chunk::balanced;
 /// A shape: extents of a row-major tensor, the last axis contiguous.
 pub(crate) type Shape = SmallVec<[u64; 6]>;
 
-/// A tensor cut along one axis into one part a rank. The axis length is split evenly; the lower
-/// ranks get the remainder one unit each; parts may be empty.
+/// A tensor cut along one axis into one part a rank: evenly, the lower ranks getting the remainder one
+/// unit each, or by given lengths. Parts may be empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Partition {
     outer: u64,
     axis: u64,
     inner: u64,
-    ranks: u64,
+    cuts: Cuts,
+}
+
+/// How the axis is cut.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Cuts {
+    /// Among so many ranks.
+    Even(u64),
+    /// By what each rank gets.
+    Lengths(SmallVec<[u64; 8]>),
 }
 
 /// The part of one rank: `outer` runs of `run` contiguous elements of the input, `stride` apart, the
@@ -49,7 +58,40 @@ impl Partition {
         outer.checked_mul(extent)?.checked_mul(inner)?;
         // With an outer extent of 0 the strides must fit all the same.
         extent.checked_mul(inner)?;
-        (ranks > 0).then_some(Partition { outer, axis: extent, inner, ranks: ranks as u64 })
+        (ranks > 0).then_some(Partition { outer, axis: extent, inner, cuts: Cuts::Even(ranks as u64) })
+    }
+
+    /// The same tensor, `lengths[rank]` units of its axis for each rank. `None` where there are more or
+    /// fewer lengths than ranks, or they do not add up to the extent of the axis.
+    pub fn with_lengths(self, lengths: &[u64]) -> Option<Self> {
+        let sum = lengths.iter().try_fold(0u64, |sum, l| sum.checked_add(*l))?;
+        let cuts = Cuts::Lengths(SmallVec::from_slice(lengths));
+        (sum == self.axis && lengths.len() == self.ranks()).then_some(Partition { cuts, ..self })
+    }
+
+    /// Number of parts.
+    pub fn ranks(&self) -> usize {
+        match &self.cuts {
+            Cuts::Even(ranks) => *ranks as usize,
+            Cuts::Lengths(lengths) => lengths.len(),
+        }
+    }
+
+    /// Units of the axis that each rank gets, where that was given.
+    pub fn lengths(&self) -> Option<&[u64]> {
+        match &self.cuts {
+            Cuts::Even(_) => None,
+            Cuts::Lengths(lengths) => Some(lengths),
+        }
+    }
+
+    /// Elements of the largest part.
+    pub fn largest(&self) -> u64 {
+        let units = match &self.cuts {
+            Cuts::Even(ranks) => self.axis.div_ceil(*ranks),
+            Cuts::Lengths(lengths) => lengths.iter().copied().max().unwrap_or(0),
+        };
+        self.outer * units * self.inner
     }
 
     /// Elements of the whole tensor.
@@ -59,7 +101,13 @@ impl Partition {
 
     /// The part of `rank`, which is below the number of ranks.
     pub fn part(&self, rank: usize) -> Part {
-        let units = balanced(self.axis, self.ranks, rank as u64);
+        let units = match &self.cuts {
+            Cuts::Even(ranks) => balanced(self.axis, *ranks, rank as u64),
+            Cuts::Lengths(lengths) => {
+                let start = lengths[..rank].iter().sum();
+                start..start + lengths[rank]
+            }
+        };
         Part {
             outer: self.outer,
             run: (units.end - units.start) * self.inner,
@@ -90,6 +138,25 @@ mod tests {
                 }
             }
             prop_assert!(seen.iter().all(|n| *n == 1));
+            prop_assert_eq!((0..ranks).map(|r| p.part(r).count()).max(), Some(p.largest()));
+        }
+
+        #[test]
+        fn parts_of_given_lengths_cover_exactly_once(
+            lengths in prop::collection::vec(0u64..7, 1..9), outer in 0u64..4, inner in 0u64..4,
+        ) {
+            let extent = lengths.iter().sum();
+            let p = Partition::new(&[outer, extent, inner], 1, lengths.len()).unwrap().with_lengths(&lengths).unwrap();
+            let mut seen = vec![0; p.count() as usize];
+            for (rank, length) in lengths.iter().enumerate() {
+                let part = p.part(rank);
+                prop_assert_eq!(part.count(), outer * length * inner);
+                for i in 0..part.count() {
+                    seen[(part.offset + i / part.run * part.stride + i % part.run) as usize] += 1;
+                }
+            }
+            prop_assert!(seen.iter().all(|n| *n == 1));
+            prop_assert_eq!((0..lengths.len()).map(|r| p.part(r).count()).max(), Some(p.largest()));
         }
     }
 
@@ -105,5 +172,10 @@ mod tests {
         assert_eq!(Partition::new(&[0, 1 << 40, 1 << 40], 1, 2), None);
         assert_eq!(Partition::new(&[4], 1, 2), None);
         assert_eq!(Partition::new(&[4], 0, 0), None);
+        let four = || Partition::new(&[4, 2], 0, 2).unwrap();
+        assert!(four().with_lengths(&[1, 3]).is_some());
+        assert_eq!(four().with_lengths(&[1, 2]), None);
+        assert_eq!(four().with_lengths(&[4]), None);
+        assert_eq!(four().with_lengths(&[u64::MAX, 5]), None);
     }
 }

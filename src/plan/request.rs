@@ -18,8 +18,19 @@ pub(crate) struct Request {
 
 #[derive(Clone, Debug)]
 pub(crate) enum Collective {
-    Broadcast { root: usize },
-    ReduceScatter { op: ReduceOp, shape: Shape, axis: usize, partition: Partition },
+    Broadcast {
+        root: usize,
+    },
+    ReduceScatter {
+        op: ReduceOp,
+        shape: Shape,
+        axis: usize,
+        partition: Partition,
+        /// What the result is rounded to.
+        output: DType,
+        /// What a fused result is multiplied with; 1 in a plain one. Each rank's own affair, as the residual.
+        factor: f64,
+    },
 }
 
 pub(crate) const BROADCAST: u8 = 1;
@@ -45,15 +56,17 @@ impl Request {
     pub(crate) fn largest_share(&self) -> u64 {
         match &self.collective {
             Collective::Broadcast { .. } => self.bytes(),
-            Collective::ReduceScatter { partition, .. } => partition.part(0).count() * self.dtype.size() as u64,
+            Collective::ReduceScatter { partition, .. } => partition.largest() * self.dtype.size() as u64,
         }
     }
 
     pub(crate) fn shape_hash(&self) -> u64 {
         match &self.collective {
             Collective::Broadcast { .. } => 0,
-            Collective::ReduceScatter { shape, axis, .. } => {
-                hash([*axis as u64, shape.len() as u64].into_iter().chain(shape.iter().copied()))
+            Collective::ReduceScatter { shape, axis, partition, output, .. } => {
+                let lengths = partition.lengths().unwrap_or(&[]);
+                let sizes = [*axis as u64, *output as u64, shape.len() as u64, lengths.len() as u64];
+                hash(sizes.into_iter().chain(shape.iter().copied()).chain(lengths.iter().copied()))
             }
         }
     }

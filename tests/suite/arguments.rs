@@ -233,7 +233,7 @@ fn c2_overlaps() {
     let streams: Vec<_> = (0..2).map(|r| comm.stream(r).expect("a rank").clone()).collect();
     let [a, b] = [data[0].address(), data[1].address()];
     let broadcast = |ranks: [(u64, u64); 2], count: usize| {
-        let ranks = ranks.map(|(send, recv)| RawRank { send, recv });
+        let ranks = ranks.map(|(send, recv)| RawRank::new(send, recv));
         // SAFETY: refused before anything is launched.
         unsafe { comm.broadcast_raw(&ranks, &streams, count, DType::F32, 0) }.map(drop)
     };
@@ -261,7 +261,7 @@ fn c2_overlaps() {
     refused(broadcast([(a, a), (0, 0)], 10), "broadcast: output of rank 1: expected an address for 40 bytes, got null");
 
     let reduce = |ranks: [(u64, u64); 2], what: ReduceScatter| {
-        let ranks = ranks.map(|(send, recv)| RawRank { send, recv });
+        let ranks = ranks.map(|(send, recv)| RawRank::new(send, recv));
         // SAFETY: refused before anything is launched, or in place in buffers that live on.
         unsafe { comm.reduce_scatter_raw(&ranks, &streams, &[20, 20], DType::F32, what) }?.wait()
     };
@@ -290,7 +290,7 @@ fn c2_overlaps() {
 fn b3_counts_that_overflow() {
     let comm = communicator::<B>(2);
     let streams: Vec<_> = (0..2).map(|r| comm.stream(r).expect("a rank").clone()).collect();
-    let ranks = [RawRank { send: 64, recv: 64 }; 2];
+    let ranks = [RawRank::new(64, 64); 2];
     // SAFETY: refused before anything is launched.
     let outcome = unsafe { comm.broadcast_raw(&ranks, &streams, usize::MAX / 2, DType::F32, 0) };
     refused(
@@ -316,7 +316,7 @@ fn raw_streams_and_ranks() {
     let comm = communicator::<B>(2);
     let streams: Vec<_> = (0..2).map(|r| comm.stream(r).expect("a rank").clone()).collect();
     let data = buffers(&comm, 4);
-    let ranks: Vec<_> = data.iter().map(|b| RawRank { send: b.address(), recv: b.address() }).collect();
+    let ranks: Vec<_> = data.iter().map(|b| RawRank::new(b.address(), b.address())).collect();
     // SAFETY: refused before anything is launched.
     unsafe {
         refused(

@@ -153,7 +153,7 @@ fn i9_more_launches_than_a_fingerprint_counts() {
     let comm = communicator::<B>(2);
     let streams: Vec<_> = (0..2).map(|r| comm.stream(r).expect("a rank").clone()).collect();
     let mut data: Vec<_> = (0..2).map(|r| comm.buffer_from(r, &[r as u8; 3]).expect("buffer")).collect();
-    let ranks: Vec<_> = data.iter().map(|b| RawRank { send: b.address(), recv: b.address() }).collect();
+    let ranks: Vec<_> = data.iter().map(|b| RawRank::new(b.address(), b.address())).collect();
     for round in 0..(1usize << 16) / 64 + 2 {
         for call in 0..64 {
             // SAFETY: the buffers outlive the wait below, and nothing else uses them until then.

@@ -108,8 +108,8 @@ fn raw_calls_on_streams_of_ones_own() {
     let mut launched = Vec::new();
     for round in 0..20 {
         let streams = if round % 2 == 0 { &own } else { &others };
-        let in_place: Vec<_> = buffers.iter().map(|b| RawRank { send: b.address(), recv: b.address() }).collect();
-        let apart: Vec<_> = buffers.iter().zip(&outputs).map(|(i, o)| RawRank { send: i.address(), recv: o.address() }).collect();
+        let in_place: Vec<_> = buffers.iter().map(|b| RawRank::new(b.address(), b.address())).collect();
+        let apart: Vec<_> = buffers.iter().zip(&outputs).map(|(i, o)| RawRank::new(i.address(), o.address())).collect();
         // SAFETY: the buffers live until after the last wait, and nothing else uses them until then.
         launched.push(unsafe { comm.broadcast_raw(&in_place, streams, 20_000, DType::U64, round % 3) }.expect("launch"));
         // SAFETY: as above.
@@ -122,7 +122,7 @@ fn raw_calls_on_streams_of_ones_own() {
     // Round 0 gave everybody the 0 of rank 0.
     assert!(buffers.iter().all(|b| b.to_vec().expect("read") == vec![0; 20_000]));
     buffers[1].write(&vec![7; 20_000]).expect("write");
-    let apart: Vec<_> = buffers.iter().zip(&outputs).map(|(i, o)| RawRank { send: i.address(), recv: o.address() }).collect();
+    let apart: Vec<_> = buffers.iter().zip(&outputs).map(|(i, o)| RawRank::new(i.address(), o.address())).collect();
     // SAFETY: as above.
     let last = unsafe { comm.reduce_scatter_raw(&apart, &others, &[20_000; 3], DType::U64, ReduceOp::Sum) };
     last.expect("launch").wait().expect("outcome");

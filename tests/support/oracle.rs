@@ -32,18 +32,10 @@ pub(crate) fn reduce(dtype: DType, op: ReduceOp, inputs: &[&[u8]]) -> Vec<u8> {
 
 /// Part `rank` of a row-major tensor cut along `axis`, gathered element by element.
 pub(crate) fn part(tensor: &[u8], size: usize, shape: &[usize], axis: usize, ranks: usize, rank: usize) -> Vec<u8> {
-    let inner: usize = shape[axis + 1..].iter().product();
+    // Even shares, one more for the lower ranks.
     let extent = shape[axis];
-    // Who owns each index along the axis: even shares, one more for the lower ranks.
-    let owner: Vec<usize> =
-        (0..ranks).flat_map(|r| vec![r; extent / ranks + usize::from(r < extent % ranks)]).collect();
-    let mut part = Vec::new();
-    for i in 0..tensor.len() / size {
-        if owner[i / inner % extent] == rank {
-            part.extend(&tensor[i * size..(i + 1) * size]);
-        }
-    }
-    part
+    let lengths: Vec<usize> = (0..ranks).map(|r| extent / ranks + usize::from(r < extent % ranks)).collect();
+    part_of_lengths(tensor, size, shape, axis, &lengths, rank)
 }
 
 fn per_element<T: Naive + bytemuck::Pod, const SIZE: usize>(inputs: &[&[u8]], reduce: impl Fn(&[T]) -> T) -> Vec<u8> {
@@ -109,4 +101,77 @@ floats! {
     f64: f64, |x| x, |x| x, 0x7ff8_0000_0000_0000;
     f16: f32, f16::to_f32, f16::from_f32, 0x7e00;
     bf16: f32, bf16::to_f32, bf16::from_f32, 0x7fc0
+}
+
+/// The fused reduction of whole tensors: sum or average, times `factor`, plus `residual` of dtype `to`,
+/// rounded once to `to`.
+pub(crate) fn fused(
+    dtype: DType,
+    op: ReduceOp,
+    inputs: &[&[u8]],
+    factor: f64,
+    residual: Option<&[u8]>,
+    to: DType,
+) -> Vec<u8> {
+    let at = |bytes: &[u8], dtype: DType, i: usize| bytes[i * dtype.size()..][..dtype.size()].to_vec();
+    let count = inputs[0].len() / dtype.size();
+    (0..count)
+        .flat_map(|i| {
+            let residual = residual.map(|r| at(r, to, i));
+            if dtype == DType::F64 {
+                let mut acc = f64_of(&at(inputs[0], dtype, i));
+                inputs[1..].iter().for_each(|input| acc += f64_of(&at(input, dtype, i)));
+                if op == ReduceOp::Average {
+                    acc /= inputs.len() as f64;
+                }
+                acc *= factor;
+                acc += residual.map_or(-0.0, |r| f64_of(&r));
+                return if acc.is_nan() { 0x7ff8_0000_0000_0000u64 } else { acc.to_bits() }.to_le_bytes().to_vec();
+            }
+            let mut acc = f32_of(dtype, &at(inputs[0], dtype, i));
+            inputs[1..].iter().for_each(|input| acc += f32_of(dtype, &at(input, dtype, i)));
+            if op == ReduceOp::Average {
+                acc /= inputs.len() as f32;
+            }
+            acc *= factor as f32;
+            // Adding -0 changes nothing.
+            acc += residual.map_or(-0.0, |r| f32_of(to, &r));
+            match to {
+                DType::F32 => if acc.is_nan() { 0x7fc0_0000 } else { acc.to_bits() }.to_le_bytes().to_vec(),
+                DType::F16 => if acc.is_nan() { 0x7e00 } else { f16::from_f32(acc).to_bits() }.to_le_bytes().to_vec(),
+                DType::BF16 => if acc.is_nan() { 0x7fc0 } else { bf16::from_f32(acc).to_bits() }.to_le_bytes().to_vec(),
+                other => panic!("the oracle rounds no sum to {other}"),
+            }
+        })
+        .collect()
+}
+
+fn f64_of(bytes: &[u8]) -> f64 {
+    f64::from_le_bytes(bytes.try_into().expect("8 bytes"))
+}
+
+fn f32_of(dtype: DType, bytes: &[u8]) -> f32 {
+    match dtype {
+        DType::F32 => f32::from_le_bytes(bytes.try_into().expect("4 bytes")),
+        DType::F16 => f16::from_le_bytes(bytes.try_into().expect("2 bytes")).to_f32(),
+        DType::BF16 => bf16::from_le_bytes(bytes.try_into().expect("2 bytes")).to_f32(),
+        other => panic!("the oracle accumulates no {other} in f32"),
+    }
+}
+
+/// Part `rank` of a row-major tensor cut along `axis` by given lengths, gathered element by element.
+pub(crate) fn part_of_lengths(
+    tensor: &[u8],
+    size: usize,
+    shape: &[usize],
+    axis: usize,
+    lengths: &[usize],
+    rank: usize,
+) -> Vec<u8> {
+    let inner: usize = shape[axis + 1..].iter().product();
+    let owner: Vec<usize> = lengths.iter().enumerate().flat_map(|(r, l)| vec![r; *l]).collect();
+    (0..tensor.len() / size)
+        .filter(|i| owner[i / inner % shape[axis]] == rank)
+        .flat_map(|i| tensor[i * size..(i + 1) * size].to_vec())
+        .collect()
 }
