@@ -41,19 +41,31 @@ impl BackendKind {
     /// Says whether it can be used at all.
     ///
     /// # Errors
-    /// [`Error::NotCompiled`] without its feature; [`Error::Unsupported`] for a backend that this
-    /// version does not have yet.
+    /// [`Error::NotCompiled`] without its feature; [`Error::NoDevice`] where its driver or a device is
+    /// missing; [`Error::Unsupported`] for a backend that this version does not have yet.
     pub fn check(self) -> Result<()> {
         if !self.is_compiled() {
             return Err(Error::NotCompiled { feature: self.name() });
         }
         match self {
             BackendKind::Cpu => Ok(()),
-            BackendKind::Cuda | BackendKind::Rocm => Err(Error::Unsupported {
+            #[cfg(feature = "cuda")]
+            BackendKind::Cuda => devices::<crate::Cuda>(),
+            _ => Err(Error::Unsupported {
                 operation: "backend",
                 what: format!("the {self} backend is not part of this version; use cpu"),
             }),
         }
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn devices<B: crate::Backend>() -> Result<()> {
+    let no_device = |reason: String| Error::NoDevice { backend: B::NAME, reason };
+    match B::device_count() {
+        Ok(0) => Err(no_device("the driver knows no device".into())),
+        Ok(_) => Ok(()),
+        Err(fault) => Err(no_device(format!("{}: {}", fault.call, fault.name))),
     }
 }
 
@@ -85,6 +97,9 @@ mod tests {
             match (kind, kind.is_compiled()) {
                 (BackendKind::Cpu, true) => assert_eq!(outcome, Ok(())),
                 (_, false) => assert_eq!(outcome, Err(Error::NotCompiled { feature: kind.name() })),
+                (BackendKind::Cuda, true) => {
+                    assert!(matches!(outcome, Ok(()) | Err(Error::NoDevice { .. })), "{outcome:?}");
+                }
                 (_, true) => assert!(matches!(outcome, Err(Error::Unsupported { .. })), "{outcome:?}"),
             }
         }

@@ -54,6 +54,14 @@ impl<B: Backend> Communicator<B> {
         Builder::new(devices.into_iter().collect())
     }
 
+    /// Starts to build a communicator of `ranks` ranks, each on a device of its own while there are devices;
+    /// those beyond share them in turn, as [`virtual_ranks`](Builder::virtual_ranks) allows.
+    pub fn builder_for_ranks(ranks: usize) -> Builder<B> {
+        // Without devices `build` says so.
+        let devices = B::device_count().unwrap_or(0).max(1);
+        Builder::new((0..ranks).map(|rank| rank % devices).collect()).virtual_ranks(ranks > devices)
+    }
+
     /// Number of ranks.
     pub fn ranks(&self) -> usize {
         self.shared.ranks.len()

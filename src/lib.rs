@@ -84,3 +84,8 @@ cfg_if::cfg_if! {
         pub use backend::cpu::{Cpu, CpuDevice, CpuEvent, CpuFunction, CpuStream};
     }
 }
+cfg_if::cfg_if! {
+    if #[cfg(feature = "cuda")] {
+        pub use backend::cuda::{Cuda, CudaDevice, CudaEvent, CudaFunction, CudaStream};
+    }
+}

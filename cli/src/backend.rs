@@ -12,6 +12,11 @@ macro_rules! with_backend {
                 type $backend = crossccl::Cpu;
                 $call
             }
+            #[cfg(feature = "cuda")]
+            crossccl::BackendKind::Cuda => {
+                type $backend = crossccl::Cuda;
+                $call
+            }
             _ => Err(crate::error::CliError::Usage(format!("the command line does not offer the backend {kind}"))),
         }
     }};

@@ -75,6 +75,9 @@ impl<B: Backend> Allocation<B> {
         if to.is_empty() {
             return Ok(());
         }
+        // First: a driver copies into ordinary host memory while it waits in this thread, with locks held that
+        // the launch of a peer may need.
+        finish::<B>(stream)?;
         // SAFETY: the range was checked; `to` and `self` outlive the wait.
         unsafe { B::copy(stream, to.as_mut_ptr() as u64, self.address + offset as u64, to.len())? };
         finish::<B>(stream)

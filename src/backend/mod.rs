@@ -26,6 +26,11 @@ cfg_if::cfg_if! {
         pub(crate) mod cpu;
     }
 }
+cfg_if::cfg_if! {
+    if #[cfg(feature = "cuda")] {
+        pub(crate) mod cuda;
+    }
+}
 
 use crate::{abi::Arguments, plan::Kernel};
 

@@ -1,0 +1,257 @@
+//! Devices: primary contexts, kernels and memory pools, one of each a device and process.
+
+use std::{
+    ffi::{CString, c_char, c_int},
+    fmt,
+    sync::{Arc, Mutex, OnceLock, PoisonError},
+};
+
+use super::{
+    super::{Fault, Properties},
+    driver::{self, Current, Relaxed, call, sys},
+    images,
+    memory::Pool,
+};
+use crate::plan::Kernel;
+
+/// A device of the CUDA backend. Clones, and two that were opened by one ordinal, are the same.
+#[derive(Clone)]
+pub struct CudaDevice {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    ordinal: usize,
+    device: sys::CUdevice,
+    /// The primary context, retained once and for good: memory of a kernel that cannot be stopped stays
+    /// valid, and a static that is dropped late finds it.
+    context: sys::CUcontext,
+    name: String,
+    pool: Pool,
+    functions: OnceLock<Vec<CudaFunction>>,
+    loading: Mutex<()>,
+    events: Mutex<Vec<EventHandle>>,
+}
+
+/// A kernel of the CUDA backend.
+#[derive(Clone, Copy, Debug)]
+pub struct CudaFunction(pub(super) sys::CUfunction);
+
+// SAFETY: handles of the driver, which may be used from any thread.
+unsafe impl Send for CudaFunction {}
+// SAFETY: as above.
+unsafe impl Sync for CudaFunction {}
+// SAFETY: as above; what changes is behind locks.
+unsafe impl Send for Inner {}
+// SAFETY: as above.
+unsafe impl Sync for Inner {}
+
+/// An event of the driver's that waits to be used again.
+pub(super) struct EventHandle(pub(super) sys::CUevent);
+
+// SAFETY: as above.
+unsafe impl Send for EventHandle {}
+
+impl CudaDevice {
+    pub(super) fn count() -> Result<usize, Fault> {
+        driver::driver()?;
+        let mut count = 0;
+        // SAFETY: a local.
+        unsafe { call!(cuDeviceGetCount(&raw mut count))? };
+        Ok(usize::try_from(count).unwrap_or(0))
+    }
+
+    pub(super) fn open(ordinal: usize) -> Result<Self, Fault> {
+        static DEVICES: Mutex<Vec<CudaDevice>> = Mutex::new(Vec::new());
+        driver::driver()?;
+        let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(device) = devices.iter().find(|d| d.ordinal() == ordinal) {
+            return Ok(device.clone());
+        }
+        let number = c_int::try_from(ordinal)
+            .map_err(|_| Fault::new("cuDeviceGet", 0, format!("no device has the number {ordinal}")))?;
+        let (mut device, mut context) = (0, std::ptr::null_mut());
+        let mut name = [0 as c_char; 128];
+        // SAFETY: locals; the name's length is given.
+        unsafe {
+            call!(cuDeviceGet(&raw mut device, number))?;
+            call!(cuDeviceGetName(name.as_mut_ptr(), name.len() as c_int, device))?;
+            call!(cuDevicePrimaryCtxRetain(&raw mut context, device))?;
+        }
+        let name = name.iter().take_while(|c| **c != 0).map(|c| *c as u8).collect::<Vec<_>>();
+        let _current = Current::enter(context)?;
+        let inner = Inner {
+            ordinal,
+            device,
+            context,
+            name: String::from_utf8_lossy(&name).into_owned(),
+            pool: Pool::new(device, number)?,
+            functions: OnceLock::new(),
+            loading: Mutex::new(()),
+            events: Mutex::new(Vec::new()),
+        };
+        let device = CudaDevice { inner: Arc::new(inner) };
+        devices.push(device.clone());
+        Ok(device)
+    }
+
+    pub(super) fn ordinal(&self) -> usize {
+        self.inner.ordinal
+    }
+
+    pub(super) fn pool(&self) -> &Pool {
+        &self.inner.pool
+    }
+
+    pub(super) fn enter(&self) -> Result<Current, Fault> {
+        Current::enter(self.inner.context)
+    }
+
+    pub(super) fn events(&self) -> &Mutex<Vec<EventHandle>> {
+        &self.inner.events
+    }
+
+    pub(super) fn properties(&self) -> Result<Properties, Fault> {
+        Ok(Properties {
+            name: self.inner.name.clone(),
+            preferred_blocks: crate::abi::MAX_BLOCKS,
+            tile: images::TILE,
+            threads: images::THREADS,
+            coherent: true,
+            // The kernels read the nanoseconds that the whole device shares.
+            ticks_per_second: 1_000_000_000,
+        })
+    }
+
+    pub(super) fn can_access(&self, peer: &CudaDevice) -> Result<bool, Fault> {
+        let mut can = 0;
+        // SAFETY: a local.
+        unsafe { call!(cuDeviceCanAccessPeer(&raw mut can, self.inner.device, peer.inner.device))? };
+        Ok(can != 0)
+    }
+
+    /// Kernels of this device may touch memory of `peer`: what was allocated plainly, and its pool.
+    pub(super) fn enable_access(&self, peer: &CudaDevice) -> Result<(), Fault> {
+        let _current = self.enter()?;
+        // SAFETY: both contexts are alive for good.
+        match unsafe { sys::cuCtxEnablePeerAccess(peer.inner.context, 0) } {
+            sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => {}
+            result => driver::check("cuCtxEnablePeerAccess", result)?,
+        }
+        peer.inner.pool.grant(self.inner.device)
+    }
+
+    /// Compute capability, 90 for 9.0.
+    fn capability(&self) -> Result<i32, Fault> {
+        use sys::CUdevice_attribute::{
+            CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR,
+            CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as MINOR,
+        };
+        Ok(10 * driver::attribute(self.inner.device, MAJOR)? + driver::attribute(self.inner.device, MINOR)?)
+    }
+
+    /// Every kernel, in the order of [`Kernel::all`], loaded onto the device now: a first launch that loads
+    /// one would wait for a device on which a peer spins (case A1).
+    pub(super) fn load(&self) -> Result<Vec<CudaFunction>, Fault> {
+        let _turn = self.inner.loading.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(functions) = self.inner.functions.get() {
+            return Ok(functions.clone());
+        }
+        let _current = self.enter()?;
+        let _relaxed = Relaxed::enter()?;
+        let mut modules = Vec::new();
+        for image in images::images() {
+            let mut module = std::ptr::null_mut();
+            // SAFETY: the image is one of nvcc's, whole, and stays as long as the process.
+            let loaded = unsafe { call!(cuModuleLoadData(&raw mut module, image.as_ptr().cast())) };
+            loaded.map_err(|fault| self.not_loaded(fault))?;
+            modules.push(module);
+        }
+        if modules.is_empty() {
+            return Err(Fault::new("load", 0, "this build has no kernels (CROSSCCL_KERNELS=off); build without it"));
+        }
+        let functions = Kernel::all()
+            .map(|kernel| {
+                modules.iter().find_map(|module| find(*module, kernel)).unwrap_or_else(|| {
+                    Err(Fault::new("cuModuleGetFunction", 0, format!("no kernel {}", kernel.name())))
+                })
+            })
+            .collect::<Result<Vec<_>, Fault>>()?;
+        Ok(self.inner.functions.get_or_init(|| functions).clone())
+    }
+
+    fn not_loaded(&self, fault: Fault) -> Fault {
+        let capability = self.capability().unwrap_or(0);
+        let version = driver::driver().map_or(0, |d| d.version);
+        Fault {
+            name: format!(
+                "{}; the device {} is of compute capability {}.{}, the driver of CUDA {}.{}, the kernels are built for {}",
+                fault.name,
+                self.inner.name,
+                capability / 10,
+                capability % 10,
+                version / 1000,
+                version % 1000 / 10,
+                images::ARCHITECTURES,
+            ),
+            ..fault
+        }
+    }
+
+    pub(super) fn resident_blocks(&self, function: CudaFunction) -> Result<u32, Fault> {
+        let _current = self.enter()?;
+        let mut blocks = 0;
+        // SAFETY: a local; the function is one of the device's.
+        unsafe {
+            call!(cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                &raw mut blocks,
+                function.0,
+                images::THREADS as c_int,
+                0
+            ))?;
+        }
+        let processors =
+            driver::attribute(self.inner.device, sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        Ok((blocks.max(0) * processors.max(0)) as u32)
+    }
+}
+
+fn find(module: sys::CUmodule, kernel: Kernel) -> Option<Result<CudaFunction, Fault>> {
+    let name = CString::new(kernel.name()).ok()?;
+    let mut function = std::ptr::null_mut();
+    // SAFETY: locals; the module is loaded.
+    match unsafe { sys::cuModuleGetFunction(&raw mut function, module, name.as_ptr()) } {
+        sys::CUresult::CUDA_ERROR_NOT_FOUND => None,
+        result => Some(driver::check("cuModuleGetFunction", result).and_then(|()| touch(function))),
+    }
+}
+
+/// Loads the function now, whatever `CUDA_MODULE_LOADING` says.
+fn touch(function: sys::CUfunction) -> Result<CudaFunction, Fault> {
+    match driver::driver()?.func_load {
+        // SAFETY: the function is one of a loaded module.
+        Some(load) => match unsafe { load(function) } {
+            0 => {}
+            code => return Err(Fault::new("cuFuncLoad", code.into(), "the kernel could not be loaded")),
+        },
+        None => {
+            let mut registers = 0;
+            let which = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_NUM_REGS;
+            // SAFETY: as above; a local.
+            unsafe { call!(cuFuncGetAttribute(&raw mut registers, which, function))? };
+        }
+    }
+    Ok(CudaFunction(function))
+}
+
+impl PartialEq for CudaDevice {
+    fn eq(&self, other: &Self) -> bool {
+        self.inner.ordinal == other.inner.ordinal
+    }
+}
+
+impl fmt::Debug for CudaDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CudaDevice({}: {})", self.inner.ordinal, self.inner.name)
+    }
+}

@@ -1,0 +1,251 @@
+//! Streams and events.
+
+use std::{
+    fmt,
+    sync::{Arc, PoisonError},
+    thread::ThreadId,
+    time::{Duration, Instant},
+};
+
+use super::{
+    super::Fault,
+    device::{CudaDevice, CudaFunction, EventHandle},
+    driver::{self, call, sys},
+    images,
+};
+use crate::abi::Arguments;
+
+/// A stream of the CUDA backend: one of ours, or the engine's.
+#[derive(Clone)]
+pub struct CudaStream {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    device: CudaDevice,
+    handle: sys::CUstream,
+    owned: bool,
+    /// Of the per-thread default stream, which is another one on another thread.
+    thread: Option<ThreadId>,
+}
+
+// SAFETY: handles of the driver, which may be used from any thread.
+unsafe impl Send for Inner {}
+// SAFETY: as above.
+unsafe impl Sync for Inner {}
+
+/// `CU_STREAM_LEGACY` and `CU_STREAM_PER_THREAD`
+const LEGACY: usize = 1;
+const PER_THREAD: usize = 2;
+
+impl CudaStream {
+    pub(super) fn new(device: &CudaDevice) -> Result<Self, Fault> {
+        let _current = device.enter()?;
+        let mut handle = std::ptr::null_mut();
+        // Blocking ones would wait for the legacy stream of a framework that does not know of us.
+        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: a local.
+        unsafe { call!(cuStreamCreate(&raw mut handle, flags))? };
+        Ok(Self::with(device, handle, true, None))
+    }
+
+    /// The legacy default stream of the device.
+    pub fn legacy(device: &CudaDevice) -> Self {
+        Self::with(device, LEGACY as sys::CUstream, false, None)
+    }
+
+    /// The default stream of the calling thread. It can be used on this thread alone: enqueuing on another
+    /// one is an error, since it would be another stream.
+    pub fn per_thread(device: &CudaDevice) -> Self {
+        Self::with(device, PER_THREAD as sys::CUstream, false, Some(std::thread::current().id()))
+    }
+
+    /// A stream of the engine's, by its `CUstream` or `cudaStream_t`: 0 and 1 are the legacy default
+    /// stream, 2 is that of the calling thread.
+    ///
+    /// # Safety
+    /// `handle` is a stream of the device's primary context and stays one while clones of this exist.
+    pub unsafe fn from_raw(device: &CudaDevice, handle: u64) -> Self {
+        match handle as usize {
+            0 | LEGACY => Self::legacy(device),
+            PER_THREAD => Self::per_thread(device),
+            other => Self::with(device, other as sys::CUstream, false, None),
+        }
+    }
+
+    fn with(device: &CudaDevice, handle: sys::CUstream, owned: bool, thread: Option<ThreadId>) -> Self {
+        CudaStream { inner: Arc::new(Inner { device: device.clone(), handle, owned, thread }) }
+    }
+
+    /// The `CUstream`.
+    pub fn handle(&self) -> u64 {
+        self.inner.handle as u64
+    }
+
+    pub(super) fn device(&self) -> &CudaDevice {
+        &self.inner.device
+    }
+
+    /// The handle, on a thread where it means this stream.
+    fn here(&self) -> Result<sys::CUstream, Fault> {
+        match self.inner.thread {
+            Some(thread) if thread != std::thread::current().id() => Err(Fault::new(
+                "stream",
+                0,
+                "a per-thread default stream is used on the thread alone on which it was named",
+            )),
+            _ => Ok(self.inner.handle),
+        }
+    }
+
+    pub(super) fn launch(&self, function: CudaFunction, blocks: u32, arguments: &Arguments) -> Result<(), Fault> {
+        let stream = self.here()?;
+        let _current = self.inner.device.enter()?;
+        let config = sys::CUlaunchConfig {
+            gridDimX: blocks,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: images::THREADS,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: 0,
+            hStream: stream,
+            attrs: std::ptr::null_mut(),
+            numAttrs: 0,
+        };
+        let mut parameters = [std::ptr::from_ref(arguments).cast_mut().cast()];
+        // SAFETY: every kernel takes one `Arguments` by value, which the driver copies.
+        unsafe { call!(cuLaunchKernelEx(&raw const config, function.0, parameters.as_mut_ptr(), std::ptr::null_mut())) }
+    }
+
+    /// # Safety
+    /// As for [`Backend::copy`](crate::Backend::copy).
+    pub(super) unsafe fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<(), Fault> {
+        let stream = self.here()?;
+        let _current = self.inner.device.enter()?;
+        // SAFETY: the caller's promise; with unified addressing the driver knows whose each address is.
+        unsafe { call!(cuMemcpyAsync(to, from, bytes, stream)) }
+    }
+
+    /// # Safety
+    /// As for [`Backend::fill`](crate::Backend::fill).
+    pub(super) unsafe fn fill(&self, to: u64, byte: u8, bytes: usize) -> Result<(), Fault> {
+        let stream = self.here()?;
+        let _current = self.inner.device.enter()?;
+        // SAFETY: the caller's promise.
+        unsafe { call!(cuMemsetD8Async(to, byte, bytes, stream)) }
+    }
+
+    pub(super) fn record(&self) -> Result<CudaEvent, Fault> {
+        let stream = self.here()?;
+        let _current = self.inner.device.enter()?;
+        let event = CudaEvent::new(&self.inner.device)?;
+        // SAFETY: event and stream are of one context.
+        unsafe { call!(cuEventRecord(event.inner.handle.0, stream))? };
+        Ok(event)
+    }
+
+    pub(super) fn wait_event(&self, event: &CudaEvent) -> Result<(), Fault> {
+        let stream = self.here()?;
+        let _current = self.inner.device.enter()?;
+        // SAFETY: both are alive.
+        unsafe { call!(cuStreamWaitEvent(stream, event.inner.handle.0, 0)) }
+    }
+}
+
+impl PartialEq for CudaStream {
+    fn eq(&self, other: &Self) -> bool {
+        let (a, b) = (&self.inner, &other.inner);
+        a.handle == b.handle && a.device == b.device && a.thread == b.thread
+    }
+}
+
+impl fmt::Debug for CudaStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CudaStream({:#x} on device {})", self.handle(), self.inner.device.ordinal())
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if self.owned
+            && let Ok(_current) = self.device.enter()
+        {
+            // SAFETY: it was created by us; the driver keeps what is still enqueued.
+            let _ = unsafe { call!(cuStreamDestroy_v2(self.handle)) };
+        }
+    }
+}
+
+/// A point in a stream.
+#[derive(Clone)]
+pub struct CudaEvent {
+    inner: Arc<EventInner>,
+}
+
+struct EventInner {
+    device: CudaDevice,
+    handle: EventHandle,
+}
+
+// SAFETY: as for streams.
+unsafe impl Sync for EventInner {}
+
+impl CudaEvent {
+    /// One that was used before, or a new one. The device's context is current.
+    fn new(device: &CudaDevice) -> Result<Self, Fault> {
+        let kept = device.events().lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let handle = match kept {
+            Some(handle) => handle,
+            None => {
+                let mut handle = std::ptr::null_mut();
+                let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+                // SAFETY: a local.
+                unsafe { call!(cuEventCreate(&raw mut handle, flags))? };
+                EventHandle(handle)
+            }
+        };
+        Ok(CudaEvent { inner: Arc::new(EventInner { device: device.clone(), handle }) })
+    }
+
+    fn passed(&self) -> Result<bool, Fault> {
+        // SAFETY: the event is alive.
+        match unsafe { sys::cuEventQuery(self.inner.handle.0) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            result => driver::check("cuEventQuery", result).map(|()| true),
+        }
+    }
+
+    /// Asks again and again: a wait inside the driver could hold a lock that the launch of a peer needs.
+    pub(super) fn wait(&self, deadline: Option<Instant>) -> Result<bool, Fault> {
+        let _current = self.inner.device.enter()?;
+        let begin = Instant::now();
+        loop {
+            if self.passed()? {
+                return Ok(true);
+            }
+            let now = Instant::now();
+            if deadline.is_some_and(|d| now >= d) {
+                return self.passed();
+            }
+            match now - begin {
+                waited if waited < Duration::from_micros(200) => std::hint::spin_loop(),
+                waited if waited < Duration::from_millis(2) => std::thread::yield_now(),
+                _ => std::thread::sleep(Duration::from_micros(50)),
+            }
+        }
+    }
+}
+
+impl Drop for EventInner {
+    fn drop(&mut self) {
+        let handle = EventHandle(self.handle.0);
+        self.device.events().lock().unwrap_or_else(PoisonError::into_inner).push(handle);
+    }
+}
+
+impl fmt::Debug for CudaEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CudaEvent({:?} of device {})", self.inner.handle.0, self.inner.device.ordinal())
+    }
+}
