@@ -410,12 +410,13 @@ impl<B: Backend> Communicator<B> {
                 "another rank's",
             ));
         }
+        let busy = non_empty(prepared);
+        busy.iter().try_for_each(|one| raw::check_memory(&self.shared, one))?;
         let _turn = lock(&self.shared.turn);
         let mut launched = Launched { shared: self.shared.clone(), launches: SmallVec::new() };
         // SAFETY: the caller's promise.
-        let outcome = unsafe {
-            raw::enqueue_all(&self.shared, &non_empty(prepared), |rank| streams[rank].clone(), &mut launched.launches)
-        };
+        let outcome =
+            unsafe { raw::enqueue_all(&self.shared, &busy, |rank| streams[rank].clone(), &mut launched.launches) };
         match outcome {
             Ok(()) => Ok(launched),
             Err(error) => Err(launched.give_up(error).0),

@@ -86,6 +86,19 @@ pub enum Error {
         /// Each rank's value, for the ranks whose call was seen.
         values: Vec<(Rank, String)>,
     },
+    /// Memory of the caller's that another rank's device cannot reach.
+    NotPeerAccessible {
+        /// The collective.
+        operation: &'static str,
+        /// Whose memory it is.
+        rank: Rank,
+        /// Which argument.
+        argument: &'static str,
+        /// The rank that would have to reach it.
+        peer: Rank,
+        /// What the driver says.
+        reason: String,
+    },
     /// [`abort`](crate::Communicator::abort) was called.
     Aborted,
     /// An earlier collective failed; the communicator refuses work until `reset`.
@@ -202,6 +215,11 @@ impl fmt::Display for Error {
                 }
                 f.write_str("; call reset on all ranks to go on")
             }
+            Error::NotPeerAccessible { operation, rank, argument, peer, reason } => write!(
+                f,
+                "{operation}: the device of rank {peer} cannot reach the {argument} of rank {rank}: {reason}; \
+                 allocate it with peer access, or use buffers of the communicator"
+            ),
             Error::Aborted => f.write_str("aborted; call reset on all ranks to go on"),
             Error::Poisoned { cause } => {
                 write!(f, "the communicator refuses work since an earlier collective failed: {cause}")

@@ -256,6 +256,7 @@ impl<B: Backend> RankComm<B> {
     #[allow(unsafe_code)]
     unsafe fn launch_raw(&self, prepared: Prepared, stream: &B::Stream) -> Result<Launched<B>> {
         raw::check_stream(&self.shared, prepared.request.name(), self.rank, stream)?;
+        raw::check_memory(&self.shared, &prepared)?;
         // SAFETY: the caller's promise.
         let launch = unsafe { raw::enqueue(&self.shared, &prepared, stream)? };
         Ok(Launched { shared: self.shared.clone(), launches: smallvec![launch] })

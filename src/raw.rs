@@ -9,11 +9,12 @@ use smallvec::SmallVec;
 
 use crate::{
     abi::{Arguments, form, hash},
-    backend::Backend,
+    backend::{Backend, Unfit},
     collective::Prepared,
     communicator::{Launch, Shared},
     error::{Error, Result},
     plan::request::Collective,
+    rank::Rank,
 };
 
 /// The addresses of one rank's call, in the memory of its device.
@@ -52,6 +53,42 @@ pub(crate) fn check_stream<B: Backend>(
     let expected = format!("a stream of the rank's device {}", B::ordinal(device));
     let got = format!("one of device {}", B::ordinal(&B::device_of(stream)));
     Err(crate::collective::invalid(operation, Some(rank), "stream", expected, got))
+}
+
+/// What a rank's launch touches on its own device, for backends that know memory of the caller's. To be asked
+/// for all ranks before anything is launched.
+pub(crate) fn check_memory<B: Backend>(shared: &Shared<B>, prepared: &Prepared) -> Result<()> {
+    let Prepared { rank, group_size, request, addresses, .. } = prepared;
+    let (input, output) = match &request.collective {
+        Collective::Broadcast { .. } => (request.bytes(), request.bytes()),
+        Collective::ReduceScatter { partition, output, .. } => {
+            let part = partition.part(rank % group_size).count();
+            (request.bytes(), part * output.size() as u64)
+        }
+    };
+    let first = rank / group_size * group_size;
+    let peers: SmallVec<[&B::Device; 8]> = shared.ranks[first..first + group_size].iter().map(|r| &r.device).collect();
+    let operation = request.name();
+    for (argument, address, bytes) in
+        [("input", addresses.send, input), ("output", addresses.recv, output), ("residual", addresses.residual, output)]
+    {
+        if address == 0 || bytes == 0 {
+            continue;
+        }
+        B::check_memory(&shared.ranks[*rank].device, &peers, address, bytes as usize).map_err(|unfit| match unfit {
+            Unfit::Wrong { expected, got } => {
+                crate::collective::invalid(operation, Some(*rank), argument, expected, got)
+            }
+            Unfit::Unreachable { peer, reason } => Error::NotPeerAccessible {
+                operation,
+                rank: Rank::from_index(*rank),
+                argument,
+                peer: Rank::from_index(first + peer),
+                reason,
+            },
+        })?;
+    }
+    Ok(())
 }
 
 /// Enqueues one rank's prepared launch. On an error nothing of it is enqueued, or the communicator is

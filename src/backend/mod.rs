@@ -65,6 +65,26 @@ pub enum MemoryKind {
     Host,
 }
 
+/// Why memory of the caller's cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Unfit {
+    /// It is not what it must be.
+    Wrong {
+        /// What it must be.
+        expected: String,
+        /// What it is.
+        got: String,
+    },
+    /// A peer, by its place in the list given, cannot reach it.
+    Unreachable {
+        /// Which.
+        peer: usize,
+        /// What the driver says.
+        reason: String,
+    },
+}
+
 /// Facts about a device.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -134,6 +154,20 @@ pub unsafe trait Backend: Sized + fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// The driver's answer.
     fn enable_peer_access(from: &Self::Device, to: &Self::Device) -> Result<(), Fault>;
+
+    /// Checks memory of the caller's: `bytes` (above 0) at `address` on `device`, for kernels of it and of
+    /// `peers`; makes it reachable for them where that takes something.
+    ///
+    /// # Errors
+    /// What is wrong with it. A backend that cannot tell finds nothing wrong.
+    fn check_memory(
+        _device: &Self::Device,
+        _peers: &[&Self::Device],
+        _address: u64,
+        _bytes: usize,
+    ) -> Result<(), Unfit> {
+        Ok(())
+    }
 
     /// Zeroed memory of at least `bytes` (above 0), aligned to 128 bytes.
     ///

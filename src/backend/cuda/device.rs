@@ -99,6 +99,10 @@ impl CudaDevice {
         self.inner.ordinal
     }
 
+    pub(super) fn handle(&self) -> sys::CUdevice {
+        self.inner.device
+    }
+
     pub(super) fn pool(&self) -> &Pool {
         &self.inner.pool
     }

@@ -3,12 +3,12 @@
 //! from this very thread.
 
 use std::{
-    ffi::{c_int, c_void},
+    ffi::{c_int, c_uint, c_void},
     sync::{Mutex, PoisonError},
 };
 
 use super::{
-    super::Fault,
+    super::{Fault, Unfit},
     device::CudaDevice,
     driver::{self, MemoryLocation, PoolAccess, PoolProperties, Relaxed, call, sys},
 };
@@ -133,4 +133,72 @@ pub(super) fn allocate_host(device: &CudaDevice, bytes: usize) -> Result<u64, Fa
 
 pub(super) fn free_host(address: u64, bytes: usize) {
     PINNED.lock().unwrap_or_else(PoisonError::into_inner).push((address, bytes));
+}
+
+/// The driver's answers about an address, each defaulting to nothing where it knows none.
+#[derive(Default)]
+struct Known {
+    kind: c_uint,
+    ordinal: c_int,
+    start: sys::CUdeviceptr,
+    bytes: usize,
+    pool: u64,
+}
+
+fn ask(address: u64) -> Result<Known, Fault> {
+    use sys::CUpointer_attribute::{
+        CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL as ORDINAL, CU_POINTER_ATTRIBUTE_MEMORY_TYPE as KIND,
+        CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE as POOL, CU_POINTER_ATTRIBUTE_RANGE_SIZE as BYTES,
+        CU_POINTER_ATTRIBUTE_RANGE_START_ADDR as START,
+    };
+    let mut known = Known::default();
+    let mut attributes = [KIND, ORDINAL, START, BYTES, POOL];
+    let mut answers: [*mut c_void; 5] = [
+        (&raw mut known.kind).cast(),
+        (&raw mut known.ordinal).cast(),
+        (&raw mut known.start).cast(),
+        (&raw mut known.bytes).cast(),
+        (&raw mut known.pool).cast(),
+    ];
+    // SAFETY: as many attributes as answers, each of the type that the driver writes.
+    unsafe {
+        call!(cuPointerGetAttributes(answers.len() as u32, attributes.as_mut_ptr(), answers.as_mut_ptr(), address))?;
+    }
+    Ok(known)
+}
+
+/// Memory of the caller's: on the device, long enough, and reachable by the peers. Memory of a pool is not, by
+/// peer access alone: its pool is asked to let them in.
+pub(super) fn check(device: &CudaDevice, peers: &[&CudaDevice], address: u64, bytes: usize) -> Result<(), Unfit> {
+    let wrong = |got: String| Unfit::Wrong { expected: format!("memory of device {}", device.ordinal()), got };
+    let known = (device.enter().and_then(|_current| ask(address)))
+        .map_err(|fault| wrong(format!("{address:#x}, of which {} says {}", fault.call, fault.name)))?;
+    // CU_MEMORYTYPE_DEVICE; 0 is memory that the driver does not know.
+    match known.kind {
+        2 => {}
+        0 => return Err(wrong(format!("{address:#x}, which no device knows"))),
+        1 => return Err(wrong(format!("host memory at {address:#x}"))),
+        other => return Err(wrong(format!("memory of type {other} at {address:#x}"))),
+    }
+    if usize::try_from(known.ordinal) != Ok(device.ordinal()) {
+        return Err(wrong(format!("memory of device {} at {address:#x}", known.ordinal)));
+    }
+    let end = known.start.saturating_add(known.bytes as u64);
+    if known.bytes > 0 && address.saturating_add(bytes as u64) > end {
+        let expected = format!("{bytes} bytes within one allocation");
+        return Err(Unfit::Wrong { expected, got: format!("{} bytes from {address:#x} on", end - address.min(end)) });
+    }
+    if known.pool == 0 || known.pool == device.pool().pool as u64 {
+        return Ok(());
+    }
+    for (peer, other) in peers.iter().enumerate().filter(|(_, other)| **other != device) {
+        let access = PoolAccess {
+            location: MemoryLocation { kind: driver::ON_DEVICE, id: other.handle() },
+            flags: driver::READ_WRITE,
+        };
+        // SAFETY: the pool is the one that the driver named; one description of the driver's layout.
+        unsafe { call!(cuMemPoolSetAccess(known.pool as sys::CUmemoryPool, (&raw const access).cast(), 1)) }
+            .map_err(|fault| Unfit::Unreachable { peer, reason: format!("{}: {}", fault.call, fault.name) })?;
+    }
+    Ok(())
 }

@@ -12,7 +12,7 @@ use std::time::Instant;
 pub use device::{CudaDevice, CudaFunction};
 pub use stream::{CudaEvent, CudaStream};
 
-use super::{Backend, Fault, MemoryKind, Properties};
+use super::{Backend, Fault, MemoryKind, Properties, Unfit};
 use crate::{abi::Arguments, plan::Kernel};
 
 /// The CUDA backend.
@@ -50,6 +50,10 @@ unsafe impl Backend for Cuda {
 
     fn enable_peer_access(from: &CudaDevice, to: &CudaDevice) -> Result<(), Fault> {
         from.enable_access(to)
+    }
+
+    fn check_memory(device: &CudaDevice, peers: &[&CudaDevice], address: u64, bytes: usize) -> Result<(), Unfit> {
+        memory::check(device, peers, address, bytes)
     }
 
     fn allocate(device: &CudaDevice, kind: MemoryKind, bytes: usize) -> Result<u64, Fault> {
