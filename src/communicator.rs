@@ -24,6 +24,7 @@ use crate::{
     collective::{Agreement, Broadcast, Prepared, ReduceScatter},
     dtype::{DType, Element},
     error::{Error, Result},
+    graph::Graph,
     in_flight::InFlight,
     plan::{Facts, Part, Plan, request::Request},
     rank::Rank,
@@ -352,6 +353,27 @@ impl<B: Backend> Communicator<B> {
         unsafe { self.launch_raw(&prepared, streams) }
     }
 
+    /// Captures the collectives that `calls` enqueues on `streams`, one a rank, with the `*_raw` forms, to be
+    /// run again and again by [`Graph::launch`]. Everything was loaded and allocated when the communicator was
+    /// built, so that a first call can be captured.
+    ///
+    /// # Errors
+    /// Those of `calls`; [`Error::Driver`] on a backend without graphs, or where the driver ends the capture.
+    /// No stream is left capturing.
+    ///
+    /// # Safety
+    /// What the captured calls ask of their addresses holds for every launch of the graph, and launches of it
+    /// and other calls of the communicator keep one order on all ranks.
+    #[allow(unsafe_code)]
+    pub unsafe fn capture(&self, streams: &[B::Stream], calls: impl FnOnce() -> Result<()>) -> Result<Graph<B>> {
+        if streams.len() != self.ranks() {
+            let expected = format!("one for each of the {} ranks", self.ranks());
+            return Err(crate::collective::invalid("capture", None, "streams", expected, streams.len()));
+        }
+        let ranks: Vec<_> = streams.iter().cloned().enumerate().collect();
+        Graph::capture(&self.shared, &ranks, calls)
+    }
+
     /// Ends every wait in flight with [`Error::Aborted`], within about a millisecond. Afterwards only
     /// [`reset`](Self::reset) is of use.
     pub fn abort(&self) {
@@ -491,7 +513,7 @@ impl<B: Backend> Launched<B> {
     pub(crate) fn wait_bounded(&self) -> (Result<()>, bool) {
         for launch in &self.launches {
             let deadline = Instant::now().checked_add(launch.limit.unwrap_or_default().saturating_add(DROP_LIMIT));
-            if !B::wait(&launch.event, deadline).unwrap_or(false) {
+            if !launch.passed_by(deadline).unwrap_or(false) {
                 self.shared.abort(Error::Aborted);
                 break;
             }
@@ -502,7 +524,7 @@ impl<B: Backend> Launched<B> {
     /// Waits for launches that were aborted, or are over.
     fn wait_stopped(&self) -> (Result<()>, bool) {
         let deadline = Instant::now() + STOP_LIMIT;
-        if self.shared.is_lost() || !self.launches.iter().all(|l| B::wait(&l.event, Some(deadline)).unwrap_or(false)) {
+        if self.shared.is_lost() || !self.launches.iter().all(|l| l.passed_by(Some(deadline)).unwrap_or(false)) {
             self.shared.abort(Error::Aborted);
             return (Err(Error::Aborted), false);
         }
@@ -539,10 +561,19 @@ impl<B: Backend> fmt::Debug for Launched<B> {
 pub(crate) struct Launch<B: Backend> {
     pub(crate) rank: usize,
     pub(crate) call: u64,
-    pub(crate) event: B::Event,
+    /// The point after it; `None` for one that was captured into a graph instead of run.
+    pub(crate) event: Option<B::Event>,
     /// Which life of the communicator, counted by resets, it belongs to.
     pub(crate) generation: u64,
     pub(crate) limit: Option<Duration>,
+    /// Of a graph: its kernels carry the number of the call that was captured, not this one's.
+    pub(crate) replay: bool,
+}
+
+impl<B: Backend> Launch<B> {
+    fn passed_by(&self, deadline: Option<Instant>) -> Result<bool, Fault> {
+        self.event.as_ref().map_or(Ok(true), |event| B::wait(event, deadline))
+    }
 }
 
 /// What the ranks share. Owned by every handle; memory that peers or kernels touch goes with the last.
@@ -752,7 +783,10 @@ impl<B: Backend> Shared<B> {
 
     fn outcome_of(&self, launch: &Launch<B>) -> Result<()> {
         let rank = &self.ranks[launch.rank];
-        B::wait(&launch.event, None).map_err(|f| self.driver_error(launch.rank, f))?;
+        if launch.event.is_none() {
+            return Ok(());
+        }
+        launch.passed_by(None).map_err(|f| self.driver_error(launch.rank, f))?;
         // In this order: a reset counts itself before it clears the state.
         let state = rank.load(control::STATE);
         if state == 0 && launch.generation == self.generation() {
@@ -770,14 +804,14 @@ impl<B: Backend> Shared<B> {
             };
         }
         let failing = rank.load(control::CALL);
-        if failing != 0 && launch.call < failing {
+        if failing != 0 && launch.call < failing && !launch.replay {
             return Ok(());
         }
         let cause = self.diagnose(launch.rank);
         if !self.set_poison(cause.clone(), launch.generation) {
             return self.outcome_of(launch);
         }
-        if launch.call > failing { Err(Error::poisoned(&cause)) } else { Err(cause) }
+        if launch.call > failing && !launch.replay { Err(Error::poisoned(&cause)) } else { Err(cause) }
     }
 
     /// Memory of a failed call: a late rank may touch it until reset. After a reset it is free.

@@ -54,6 +54,7 @@ mod collective;
 mod communicator;
 mod dtype;
 mod error;
+mod graph;
 mod in_flight;
 mod op;
 mod plan;
@@ -70,6 +71,7 @@ pub use collective::{Agreement, Broadcast, ReduceScatter};
 pub use communicator::{AbortHandle, Builder, Communicator, Launched};
 pub use dtype::{DType, Element};
 pub use error::{Error, Result};
+pub use graph::Graph;
 pub use half;
 pub use in_flight::InFlight;
 pub use op::ReduceOp;
@@ -86,6 +88,6 @@ cfg_if::cfg_if! {
 }
 cfg_if::cfg_if! {
     if #[cfg(feature = "cuda")] {
-        pub use backend::cuda::{Cuda, CudaDevice, CudaEvent, CudaFunction, CudaStream};
+        pub use backend::cuda::{Cuda, CudaDevice, CudaEvent, CudaFunction, CudaGraph, CudaStream};
     }
 }

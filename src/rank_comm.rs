@@ -11,6 +11,7 @@ use crate::{
     communicator::{AbortHandle, Launched, Shared},
     dtype::{DType, Element},
     error::{Error, Result},
+    graph::Graph,
     in_flight::InFlight,
     plan::Part,
     rank::Rank,
@@ -220,6 +221,18 @@ impl<B: Backend> RankComm<B> {
         let prepared = what.into().prepare_one_raw(&self.shared, self.rank, addresses, count as u64, dtype)?;
         // SAFETY: the caller's promise.
         unsafe { self.launch_raw(prepared, stream) }
+    }
+
+    /// As [`Communicator::capture`](crate::Communicator::capture), for this rank.
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Safety
+    /// As there.
+    #[allow(unsafe_code)]
+    pub unsafe fn capture(&self, stream: &B::Stream, calls: impl FnOnce() -> Result<()>) -> Result<Graph<B>> {
+        Graph::capture(&self.shared, &[(self.rank, stream.clone())], calls)
     }
 
     /// As [`Communicator::abort`](crate::Communicator::abort).

@@ -107,10 +107,20 @@ pub(crate) unsafe fn enqueue<B: Backend>(
     let _span = prepared.span.enter();
     let fault = |f| shared.driver_error(*rank, f);
     let mut state = shared.begin(*rank)?;
+    let captured = B::is_capturing(stream).map_err(fault)?;
     // One launch in flight per rank: another stream of the rank waits for the one before.
     if let Some((last, event)) = &state.last
         && last != stream
     {
+        if captured {
+            return Err(Error::Busy {
+                operation: prepared.request.name(),
+                what: format!(
+                    "a capture cannot wait for what rank {rank} enqueued on another stream ({last:?}); capture that \
+                     stream, or give the communicator this one"
+                ),
+            });
+        }
         B::wait_event(stream, event).map_err(fault)?;
     }
     let call = state.next_call;
@@ -125,6 +135,17 @@ pub(crate) unsafe fn enqueue<B: Backend>(
     }
     state.next_call += 1;
     state.remember(call, prepared);
+    if captured {
+        // It has not run, and may run any number of times: `Graph` waits for those.
+        return Ok(Launch {
+            rank: *rank,
+            call,
+            event: None,
+            generation: shared.generation(),
+            limit: prepared.limit,
+            replay: false,
+        });
+    }
     let event = match B::record(stream) {
         Ok(event) => event,
         // A kernel runs whose end cannot be known: nothing it may touch is ever given back or reused.
@@ -137,7 +158,14 @@ pub(crate) unsafe fn enqueue<B: Backend>(
         }
     };
     state.last = Some((stream.clone(), event.clone()));
-    Ok(Launch { rank: *rank, call, event, generation: shared.generation(), limit: prepared.limit })
+    Ok(Launch {
+        rank: *rank,
+        call,
+        event: Some(event),
+        generation: shared.generation(),
+        limit: prepared.limit,
+        replay: false,
+    })
 }
 
 /// A group of one rank.

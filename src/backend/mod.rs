@@ -125,6 +125,8 @@ pub unsafe trait Backend: Sized + fmt::Debug + Send + Sync + 'static {
     type Event: Clone + fmt::Debug + Send + Sync;
     /// A loaded kernel of one device.
     type Function: Copy + fmt::Debug + Send + Sync;
+    /// Work that was captured and can be enqueued again and again.
+    type Graph: fmt::Debug + Send;
 
     /// How many devices [`open`](Self::open) knows. No device at all is an error that says what was
     /// looked for.
@@ -240,6 +242,37 @@ pub unsafe trait Backend: Sized + fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// The driver's answer.
     fn wait_event(stream: &Self::Stream, event: &Self::Event) -> Result<(), Fault>;
+    /// Whether what is enqueued on `stream` now is captured into a graph instead.
+    ///
+    /// # Errors
+    /// The driver's answer.
+    fn is_capturing(_stream: &Self::Stream) -> Result<bool, Fault> {
+        Ok(false)
+    }
+    /// Begins to capture what this thread enqueues on `stream`.
+    ///
+    /// # Errors
+    /// The driver's answer; a backend without graphs says so.
+    fn begin_capture(_stream: &Self::Stream) -> Result<(), Fault> {
+        Err(Fault::new("capture", 0, format!("the {} backend has no graphs", Self::NAME)))
+    }
+    /// Ends it.
+    ///
+    /// # Errors
+    /// The driver's answer, also where something ended the capture before.
+    fn end_capture(_stream: &Self::Stream) -> Result<Self::Graph, Fault> {
+        Err(Fault::new("capture", 0, format!("the {} backend has no graphs", Self::NAME)))
+    }
+    /// Enqueues what was captured.
+    ///
+    /// # Errors
+    /// The driver's answer.
+    ///
+    /// # Safety
+    /// As for the calls that were captured, each time.
+    unsafe fn launch_graph(_stream: &Self::Stream, _graph: &Self::Graph) -> Result<(), Fault> {
+        Err(Fault::new("capture", 0, format!("the {} backend has no graphs", Self::NAME)))
+    }
     /// Blocks until the event has passed; false if `deadline` passed first.
     ///
     /// # Errors

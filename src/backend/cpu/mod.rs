@@ -34,6 +34,7 @@ unsafe impl Backend for Cpu {
     type Stream = CpuStream;
     type Event = CpuEvent;
     type Function = CpuFunction;
+    type Graph = std::convert::Infallible;
 
     fn device_count() -> Result<usize, Fault> {
         Ok(MAX_RANKS)

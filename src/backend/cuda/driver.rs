@@ -17,7 +17,7 @@ const LIBRARIES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
 const OLDEST: c_int = 12_000;
 
 /// Every function that is called through the bindings.
-const FUNCTIONS: [&str; 40] = [
+const FUNCTIONS: [&str; 46] = [
     "cuInit",
     "cuDriverGetVersion",
     "cuGetErrorName",
@@ -51,6 +51,12 @@ const FUNCTIONS: [&str; 40] = [
     "cuStreamSynchronize",
     "cuStreamIsCapturing",
     "cuThreadExchangeStreamCaptureMode",
+    "cuStreamBeginCapture_v2",
+    "cuStreamEndCapture",
+    "cuGraphInstantiateWithFlags",
+    "cuGraphLaunch",
+    "cuGraphDestroy",
+    "cuGraphExecDestroy",
     "cuEventCreate",
     "cuEventRecord",
     "cuEventQuery",

@@ -3,6 +3,7 @@
 
 mod device;
 mod driver;
+mod graph;
 mod images;
 mod memory;
 mod stream;
@@ -10,6 +11,7 @@ mod stream;
 use std::time::Instant;
 
 pub use device::{CudaDevice, CudaFunction};
+pub use graph::CudaGraph;
 pub use stream::{CudaEvent, CudaStream};
 
 use super::{Backend, Fault, MemoryKind, Properties, Unfit};
@@ -27,6 +29,7 @@ unsafe impl Backend for Cuda {
     type Stream = CudaStream;
     type Event = CudaEvent;
     type Function = CudaFunction;
+    type Graph = CudaGraph;
 
     fn device_count() -> Result<usize, Fault> {
         CudaDevice::count()
@@ -113,6 +116,22 @@ unsafe impl Backend for Cuda {
 
     fn wait_event(stream: &CudaStream, event: &CudaEvent) -> Result<(), Fault> {
         stream.wait_event(event)
+    }
+
+    fn is_capturing(stream: &CudaStream) -> Result<bool, Fault> {
+        stream.is_capturing()
+    }
+
+    fn begin_capture(stream: &CudaStream) -> Result<(), Fault> {
+        graph::begin(stream)
+    }
+
+    fn end_capture(stream: &CudaStream) -> Result<CudaGraph, Fault> {
+        graph::end(stream)
+    }
+
+    unsafe fn launch_graph(stream: &CudaStream, graph: &CudaGraph) -> Result<(), Fault> {
+        graph.launch(stream)
     }
 
     fn wait(event: &CudaEvent, deadline: Option<Instant>) -> Result<bool, Fault> {

@@ -87,7 +87,7 @@ impl CudaStream {
     }
 
     /// The handle, on a thread where it means this stream.
-    fn here(&self) -> Result<sys::CUstream, Fault> {
+    pub(super) fn here(&self) -> Result<sys::CUstream, Fault> {
         match self.inner.thread {
             Some(thread) if thread != std::thread::current().id() => Err(Fault::new(
                 "stream",
@@ -134,6 +134,19 @@ impl CudaStream {
         let _current = self.inner.device.enter()?;
         // SAFETY: the caller's promise.
         unsafe { call!(cuMemsetD8Async(to, byte, bytes, stream)) }
+    }
+
+    pub(super) fn is_capturing(&self) -> Result<bool, Fault> {
+        let stream = self.here()?;
+        // The legacy stream cannot be captured, and asking about it ends captures elsewhere.
+        if stream as usize == LEGACY {
+            return Ok(false);
+        }
+        let _current = self.inner.device.enter()?;
+        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: a local.
+        unsafe { call!(cuStreamIsCapturing(stream, &raw mut status))? };
+        Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
     }
 
     pub(super) fn record(&self) -> Result<CudaEvent, Fault> {
