@@ -125,7 +125,7 @@ struct Arguments {
   uint32_t reserved;
 };
 
-constexpr uint64_t lines(uint64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
+CROSSCCL_DEVICE constexpr uint64_t lines(uint64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
 
 // Where things stand in a signal buffer. One writer per word; every field starts on a line.
 //

@@ -23,6 +23,6 @@ enum Planted : uint32_t {
   kHashAlone = 14,        // records are compared by their hash alone
 };
 
-constexpr bool planted(Planted bug) { return CROSSCCL_PLANTED == bug; }
+CROSSCCL_DEVICE constexpr bool planted(Planted bug) { return CROSSCCL_PLANTED == bug; }
 
 }  // namespace crossccl

@@ -84,10 +84,12 @@ template <class T, class Op, uint32_t N> struct Reducer {
     for (uint64_t k = b.thread; k < head; k += b.threads) one(out + k, from + k);
     const uint64_t step = b.threads * v;
     uint64_t i = head;
-    for (; i + kBatch * step <= head + body; i += kBatch * step)
-      vectors<kBatch>(out + i + b.thread * v, from + i + b.thread * v, step);
+    constexpr uint32_t batch = kBatch<T, N>;
+    if (batch > 1)
+      for (; i + batch * step <= head + body; i += batch * step)
+        vectors<batch>(out + i + b.thread * v, from + i + b.thread * v, step);
     for (i += b.thread * v; i < head + body; i += step) vectors<1>(out + i, from + i, step);
-    for (uint64_t k = head + body + b.thread; k < n; k += b.threads) one(out + k, from + k);
+    CROSSCCL_ROLLED for (uint64_t k = head + body + b.thread; k < n; k += b.threads) one(out + k, from + k);
   }
 };
 
