@@ -340,7 +340,8 @@ void a_failure_in_a_group_reaches_the_world() {
     });
   for (auto& t : ranks) t.join();
   bool all = true;
-  for (auto& c : w.control) all = all && c->state != kNone;
+  // Rank 2 waits for the root alone, who is well: it may be through before the others fail.
+  for (uint32_t r : {0u, 1u, 3u}) all = all && w.control[r]->state != kNone;
   check(all, "a failure in a group reaches the world");
   check(milliseconds() - begin < 1500, "a failure in a group reaches the world in time");
 }
