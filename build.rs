@@ -3,21 +3,41 @@
 mod build {
     #[cfg(feature = "cpu")]
     pub(crate) mod cpu;
+    #[cfg(feature = "cuda")]
+    pub(crate) mod cuda;
     pub(crate) mod toolchain;
 }
+
+use std::path::Path;
+
+use build::toolchain::{self, Kernels};
 
 fn main() {
     println!("cargo::rustc-check-cfg=cfg(crossccl_no_kernels)");
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-env-changed=CROSSCCL_KERNELS");
     println!("cargo::rerun-if-env-changed=DOCS_RS");
-    let choice = build::toolchain::kernels(|name| std::env::var(name).ok());
-    match choice {
-        Ok(build::toolchain::Kernels::Compile) => {
-            #[cfg(feature = "cpu")]
-            build::cpu::compile();
+    let choice = toolchain::kernels(|name| std::env::var(name).ok(), Path::is_dir);
+    if let Err(why) = choice.and_then(|kernels| bring(&kernels)) {
+        for line in why.lines() {
+            println!("cargo::error={line}");
         }
-        Ok(build::toolchain::Kernels::Off) => println!("cargo::rustc-cfg=crossccl_no_kernels"),
-        Err(why) => println!("cargo::error={why}"),
     }
+}
+
+fn bring(kernels: &Kernels) -> Result<(), String> {
+    if *kernels == Kernels::Off {
+        println!("cargo::rustc-cfg=crossccl_no_kernels");
+    }
+    #[cfg(feature = "cpu")]
+    if *kernels != Kernels::Off {
+        build::cpu::compile();
+    }
+    #[cfg(feature = "cuda")]
+    match kernels {
+        Kernels::Compile => build::cuda::compile()?,
+        Kernels::Prebuilt(folder) => build::cuda::take(folder)?,
+        Kernels::Off => build::cuda::leave_out()?,
+    }
+    Ok(())
 }

@@ -131,7 +131,7 @@ struct Arguments {
   uint64_t factor;    // bits of an f64; the accumulator holds it exactly
 };
 
-constexpr uint64_t lines(uint64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
+CROSSCCL_DEVICE constexpr uint64_t lines(uint64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
 
 // Where things stand in a signal buffer. One writer per word; every field starts on a line.
 //

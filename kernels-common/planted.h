@@ -24,6 +24,6 @@ enum Planted : uint32_t {
   kRoundedEarly = 15,     // a sum is rounded before its residual is added
 };
 
-constexpr bool planted(Planted bug) { return CROSSCCL_PLANTED == bug; }
+CROSSCCL_DEVICE constexpr bool planted(Planted bug) { return CROSSCCL_PLANTED == bug; }
 
 }  // namespace crossccl

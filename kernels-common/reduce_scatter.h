@@ -122,12 +122,14 @@ template <class T, class Op, uint32_t N> struct Reducer {
   // `n` contiguous elements; all threads of the block together.
   CROSSCCL_METHOD void contiguous(const Block& b, uint64_t to, uint64_t from, uint64_t n) const {
     const uint64_t begin = head(to, from, n), end = begin + (n - begin) / kLanes * kLanes;
-    for (uint64_t k = b.thread; k < begin; k += b.threads) one(to + k, from + k);
+    CROSSCCL_ROLLED for (uint64_t k = b.thread; k < begin; k += b.threads) one(to + k, from + k);
     const uint64_t step = b.threads * kLanes, mine = b.thread * kLanes;
     uint64_t i = begin;
-    for (; i + kBatch * step <= end; i += kBatch * step) vectors<kBatch>(to + i + mine, from + i + mine, step);
+    constexpr uint32_t batch = kBatch<T, N>;
+    if (batch > 1)
+      for (; i + batch * step <= end; i += batch * step) vectors<batch>(to + i + mine, from + i + mine, step);
     for (i += mine; i < end; i += step) vectors<1>(to + i, from + i, step);
-    for (uint64_t k = end + b.thread; k < n; k += b.threads) one(to + k, from + k);
+    CROSSCCL_ROLLED for (uint64_t k = end + b.thread; k < n; k += b.threads) one(to + k, from + k);
   }
 };
 

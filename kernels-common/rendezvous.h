@@ -62,16 +62,15 @@ struct Rendezvous {
   CROSSCCL_METHOD void start() {
     // A rank that comes after a time-out must not touch peers whose buffers may be gone.
     bool bad = false;
-    for (uint32_t r = b.thread; r < a.world; r += b.threads)
+    CROSSCCL_ROLLED for (uint32_t r = b.thread; r < a.world; r += b.threads)
       if (load_acquire(own.poison(r)) != kNone && !planted(kNoPoisonLook)) bad = true, fail(kPoisoned, r, 0, 0, 0, 0);
     ok = !b.any(bad);
     // A failure in one scope must reach those who wait for this rank in another: a group's failure the
     // world that was enqueued behind it.
     if (!ok && b.block == 0 && b.thread == 0) hand_on();
     if (ok && b.block == 0)
-      for (uint32_t p = b.thread; p < a.ranks; p += b.threads)
+      CROSSCCL_ROLLED for (uint32_t p = b.thread; p < a.ranks; p += b.threads)
         if (p != a.rank) send_record(p);
-    if (a.strict) expect_all(false);
   }
 
   // Step 2. The record of `p` has arrived and agrees; its pointers may be read.
@@ -100,21 +99,16 @@ struct Rendezvous {
   template <class Who> CROSSCCL_METHOD void signal(Phase phase, uint32_t round, Who who) {
     b.sync();
     if (!ok) return;
-    for (uint32_t p = b.thread; p < a.ranks; p += b.threads)
+    CROSSCCL_ROLLED for (uint32_t p = b.thread; p < a.ranks; p += b.threads)
       if (p != a.rank && who(p)) set_flag(peer(p).flag(a.domain, phase, b.block, a.rank), sequence + round + 1);
   }
   template <class Who> CROSSCCL_METHOD bool await(Phase phase, uint32_t round, Who who) {
     if (planted(kNoStagedWait) && phase == kStaged) return join(true);
     if (planted(kNoCreditWait) && phase == kDone) return join(true);
     const uint64_t wanted = sequence + round + 1;
-    return wait_for(who, 1 + phase, wanted, [&](uint32_t p, bool slow, uint64_t waited) {
-      const uint64_t seen = load_acquire(own.flag(a.domain, phase, b.block, p));
-      if (seen >= wanted) return Look::kThere;
-      if (slow && look_at_record(p) == Arrival::kDiffers) {
-        fail(kMismatch, p, 1 + phase, wanted, seen, waited);
-        return Look::kFailed;
-      }
-      return Look::kNotYet;
+    return wait_for(who, 1 + phase, wanted, [&](uint32_t p, bool slow) {
+      if (load_acquire(own.flag(a.domain, phase, b.block, p)) >= wanted) return Look::kThere;
+      return slow && look_at_record(p) == Arrival::kDiffers ? Look::kFailed : Look::kNotYet;
     });
   }
 
@@ -177,45 +171,46 @@ struct Rendezvous {
 
   template <class Who> CROSSCCL_METHOD bool await_records(Who who, bool sources) {
     if (planted(kNoRecordWait)) return join(true);
-    return wait_for(who, 0, epoch, [&](uint32_t p, bool, uint64_t waited) {
-      Arrival found = look_at_record(p);
-      if (found == Arrival::kAbsent) return Look::kNotYet;
-      // A hash is no proof, and what is read depends on it. A source waits for me, so its record is at rest.
-      const bool same = !sources || found != Arrival::kAgrees || same_fields(p);
-      if (!same) found = Arrival::kDiffers;
-      if (found == Arrival::kAgrees || (found == Arrival::kGone && (!sources || planted(kGoneAgrees)))) return Look::kThere;
-      fail(kMismatch, p, 0, epoch, load_relaxed(&own.record(a.domain, p, epoch)->stamp), waited);
-      return Look::kFailed;
-    });
+    // Strict: for everybody's first.
+    CROSSCCL_ROLLED for (uint32_t pass = a.strict != 0 ? 0 : 1; pass < 2; ++pass) {
+      const bool strict = pass == 0, source = sources && !strict;
+      wait_for([&](uint32_t p) { return strict || who(p); }, 0, epoch, [&](uint32_t p, bool) {
+        Arrival found = look_at_record(p);
+        if (found == Arrival::kAbsent) return Look::kNotYet;
+        // A hash is no proof, and what is read depends on it. A source waits for me, so its record is at rest.
+        if (source && found == Arrival::kAgrees && !same_fields(p)) found = Arrival::kDiffers;
+        const bool there = found == Arrival::kAgrees || (found == Arrival::kGone && (!source || planted(kGoneAgrees)));
+        return there ? Look::kThere : Look::kFailed;
+      });
+    }
+    return ok;
   }
 
   enum class Look : uint32_t { kThere, kNotYet, kFailed };
 
   // Waits for all ranks of the domain for which `who` holds, in whatever order they come: one limit for
   // all of them (one after the other, stragglers added up to many limits). Each thread of the block has
-  // its peers. `look(p, slow, ticks waited)` says whether p is there.
+  // its peers. `look(p, slow)` says whether p is there, or calls something else. A failure is told at the end and
+  // nowhere else: its code is long, and GPUs get a copy of it for each wait.
   template <class Who, class LookAt>
   CROSSCCL_METHOD bool wait_for(Who who, uint32_t phase, uint64_t wanted, LookAt look) {
     uint64_t pending = 0;
     if (ok)
-      for (uint32_t p = b.thread; p < a.ranks; p += b.threads)
+      CROSSCCL_ROLLED for (uint32_t p = b.thread; p < a.ranks; p += b.threads)
         if (p != a.rank && who(p)) pending |= 1ull << p;
     const uint64_t begin = pending != 0 ? clock_ticks() : 0;
     uint64_t next = begin + kSlowLook, now = begin;
-    uint32_t tries = 0;
-    bool good = true, slow = false, last = false;
-    while (pending != 0 && good) {
-      for (uint64_t left = pending; left != 0 && good; left &= left - 1) {
+    uint32_t tries = 0, differs = kMaxRanks;
+    bool slow = false, last = false;
+    CROSSCCL_ROLLED while (pending != 0) {
+      CROSSCCL_ROLLED for (uint64_t left = pending; left != 0; left &= left - 1) {
         const uint32_t p = lowest_bit(left);
-        const Look found = look(p, slow, now - begin);
+        const Look found = look(p, slow);
         if (found == Look::kThere) pending &= ~(1ull << p);
-        good = found != Look::kFailed;
+        if (found == Look::kFailed) differs = p;
+        if (found == Look::kFailed) break;
       }
-      if (pending == 0 || !good) break;
-      if (last) {
-        good = give_up(pending, phase, wanted, now - begin);
-        break;
-      }
+      if (pending == 0 || differs != kMaxRanks || last) break;
       relax(tries++);
       now = clock_ticks();
       slow = now >= next;
@@ -224,29 +219,33 @@ struct Rendezvous {
       // Then one more look: a process that was stopped and goes on finds its peers there.
       last = must_end(now - begin);
     }
-    return join(good);
+    if (pending != 0) give_up(pending, differs, phase, wanted, now - begin);
+    return join(pending == 0);
   }
 
   CROSSCCL_METHOD bool must_end(uint64_t waited) const {
     if (a.limit != 0 && waited >= a.limit) return true;
     if (load_relaxed(&control()->abort) != 0) return true;
-    for (uint32_t k = 0; k < a.world; ++k)
+    CROSSCCL_ROLLED for (uint32_t k = 0; k < a.world; ++k)
       if (load_acquire(own.poison(k)) != kNone) return true;
     return false;
   }
 
-  CROSSCCL_METHOD bool give_up(uint64_t pending, uint32_t phase, uint64_t wanted, uint64_t waited) {
-    const uint32_t p = lowest_bit(pending);
+  // `differs`: the rank that calls something else, or kMaxRanks.
+  CROSSCCL_METHOD void give_up(uint64_t pending, uint32_t differs, uint32_t phase, uint64_t wanted, uint64_t waited) {
+    FailureKind kind = kMismatch;
+    uint32_t p = differs;
+    if (differs == kMaxRanks) {
+      kind = load_relaxed(&control()->abort) != 0 ? kAborted : kTimeout;
+      p = lowest_bit(pending);
+    }
     const uint64_t seen = phase == 0 ? load_relaxed(&own.record(a.domain, p, epoch)->stamp)
                                      : load_relaxed(own.flag(a.domain, phase - 1, b.block, p));
-    for (uint32_t k = 0; k < a.world; ++k)
-      if (k != a.world_rank && load_acquire(own.poison(k)) != kNone) {
-        fail(kPoisoned, k, phase, wanted, seen, waited, pending);
-        hand_on();
-        return false;
-      }
-    fail(load_relaxed(&control()->abort) != 0 ? kAborted : kTimeout, p, phase, wanted, seen, waited, pending);
-    return false;
+    if (differs == kMaxRanks)
+      CROSSCCL_ROLLED for (uint32_t k = a.world; k-- > 0;)
+        if (k != a.world_rank && load_acquire(own.poison(k)) != kNone) kind = kPoisoned, p = k;
+    fail(kind, p, phase, wanted, seen, waited, differs == kMaxRanks ? pending : 0);
+    if (kind == kPoisoned) hand_on();
   }
 
   // Elected once per rank and poisoning: the winner writes the status record, then tells the peers.
@@ -254,7 +253,7 @@ struct Rendezvous {
                             uint64_t pending = 0) {
     if (!claim(own.poison(a.world_rank), kind)) return;
     uint64_t missing = 0;
-    for (uint32_t q = 0; q < a.ranks; ++q) {
+    CROSSCCL_ROLLED for (uint32_t q = 0; q < a.ranks; ++q) {
       const Record* r = own.record(a.domain, q, epoch);
       Observed* o = &control()->observed[q];
       uint64_t stamp = q == a.rank ? epoch : load_acquire(&r->stamp);
@@ -266,20 +265,19 @@ struct Rendezvous {
     }
     // All came, some are stuck in a later step.
     if (missing == 0) missing = pending;
-    write(&control()->failure, kind, p, phase, wanted, seen, ticks, missing);
-    store_release(&control()->state, kind);
-    if (kind == kPoisoned) return;  // hand_on
-    for (uint32_t q = 0; q < a.ranks; ++q) {
-      if (q == a.rank) continue;
-      write(peer(q).cause(a.world_rank), kind, p, phase, wanted, seen, ticks, missing);
-      store_release(peer(q).poison(a.world_rank), kind);
+    // The status record first, then the peers; kPoisoned is handed on instead (hand_on).
+    const uint32_t told = kind == kPoisoned ? 1 : a.ranks;
+    CROSSCCL_ROLLED for (uint32_t k = 0; k < told; ++k) {
+      const Signal to = peer((a.rank + k) % a.ranks);
+      write(k == 0 ? &control()->failure : to.cause(a.world_rank), kind, p, phase, wanted, seen, ticks, missing);
+      store_release(k == 0 ? &control()->state : to.poison(a.world_rank), kind);
     }
   }
 
   // Tells the peers of this launch that this rank takes no part: it was poisoned, now or before.
   CROSSCCL_METHOD void hand_on() const {
     if (planted(kPoisonStays)) return;
-    for (uint32_t q = 0; q < a.ranks; ++q)
+    CROSSCCL_ROLLED for (uint32_t q = 0; q < a.ranks; ++q)
       if (q != a.rank && load_relaxed(peer(q).poison(a.world_rank)) == kNone)
         store_release(peer(q).poison(a.world_rank), kPoisoned);
   }

@@ -3,13 +3,16 @@
 // Nothing else in kernels-common may ask which compiler reads it.
 //
 // Macros
-//   CROSSCCL_DEVICE            qualifier of a device function, internal linkage, inlined
+//   CROSSCCL_DEVICE            qualifier of a device function, internal linkage, inlined; constexpr may follow
 //   CROSSCCL_METHOD            qualifier of a device member function or lambda-like functor
 //   CROSSCCL_UNROLL            before a loop with a constant trip count
+//   CROSSCCL_ROLLED            before a loop that is not worth code: waits, failures, ends of a range. Compilers of
+//                              GPUs unroll all they see, and half of each kernel was copies of such loops
 //   CROSSCCL_PLANTED           0 (see planted.h)
 //
 // Geometry
 //   struct Block { uint32_t block, blocks, thread, threads; void sync() const; bool any(bool) const; }
+//     thread and threads may be constants
 //     sync   barrier of the block; what its threads wrote before is seen by its threads after
 //     any    barrier; true for all threads if it is true for one
 //     All blocks of a launch run at the same time (I6), in no particular order.
@@ -25,8 +28,8 @@
 //   uint64_t add_ticket(uint64_t* word)                   old value, acquire and release
 //
 // Vectors
-//   kBatch                     vectors that a thread reduces at a time: what its registers, or its nearest
-//                              cache, hold
+//   kBatch<T, N>               vectors of T that a thread reduces over N ranks at a time (0: the number is not
+//                              known): what its registers, or its nearest cache, hold
 //   kUnalignedVectors          true where 16-byte accesses need no alignment
 //   void load_pieces<K, V>(T* x, const T* from, uint64_t step)
 //   void store_pieces<K, V>(T* to, const T* x, uint64_t step)
@@ -35,7 +38,7 @@
 //     accesses, never through a read-only path (I11).
 //   kTile                      bytes that one block copies at a time; a multiple of kVector
 //   void copy_tile(const Block&, uint8_t* to, const uint8_t* from, uint64_t bytes)
-//     All threads of the block together; any alignment, no overlap; copy.h offers
+//     All threads of the block together; any alignment, no overlap; vectors.h offers
 //     copy_tile_by_vectors for targets without something better.
 //
 // Bits

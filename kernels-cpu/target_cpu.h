@@ -10,6 +10,7 @@
 #define CROSSCCL_DEVICE static inline
 #define CROSSCCL_METHOD inline
 #define CROSSCCL_UNROLL
+#define CROSSCCL_ROLLED
 #ifndef CROSSCCL_PLANTED
 #define CROSSCCL_PLANTED 0
 #endif
@@ -19,14 +20,6 @@
 #include "../kernels-common/planted.h"
 
 namespace crossccl {
-
-struct Block {
-  uint32_t block, blocks;
-  // Known to the compiler, so that loops strided by threads are loops over neighbours.
-  static constexpr uint32_t thread = 0, threads = 1;
-  CROSSCCL_METHOD void sync() const {}
-  CROSSCCL_METHOD bool any(bool x) const { return x; }
-};
 
 CROSSCCL_DEVICE uint64_t load_relaxed(const uint64_t* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 CROSSCCL_DEVICE uint64_t load_acquire(const uint64_t* p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
@@ -38,10 +31,24 @@ CROSSCCL_DEVICE bool claim(uint64_t* p, uint64_t v) {
 }
 CROSSCCL_DEVICE uint64_t add_ticket(uint64_t* p) { return __atomic_fetch_add(p, 1, __ATOMIC_ACQ_REL); }
 
+#ifdef CROSSCCL_BLOCK_OF_THREADS
+// Tests put blocks as GPUs have them in place of the CPU's own.
+}  // namespace crossccl
+#include "../tests/cpp/block_of_threads.h"
+namespace crossccl {
+#else
+struct Block {
+  uint32_t block, blocks;
+  // Known to the compiler, so that loops strided by threads are loops over neighbours.
+  static constexpr uint32_t thread = 0, threads = 1;
+  CROSSCCL_METHOD void sync() const {}
+  CROSSCCL_METHOD bool any(bool x) const { return x; }
+};
+
 constexpr bool kUnalignedVectors = true;
 // 64 bytes: of 4, 8 and 16 vectors the fastest f32 sum with g++ 12 (39, 23, 23 GB/s read from cache, AMD
 // EPYC, 2026-11-29).
-constexpr uint32_t kBatch = 4;
+template <class T, uint32_t N> constexpr uint32_t kBatch = 4;
 // One thread's pieces are neighbours.
 template <uint32_t K, uint32_t V, class T> CROSSCCL_DEVICE void load_pieces(T* x, const T* from, uint64_t) {
   memcpy(x, from, K * V * sizeof(T));
@@ -53,6 +60,7 @@ template <uint32_t K, uint32_t V, class T> CROSSCCL_DEVICE void store_pieces(T* 
 // Half of a small L1 cache, so that a tile stored twice is read from memory once.
 constexpr uint64_t kTile = 16 * 1024;
 CROSSCCL_DEVICE void copy_tile(const Block&, uint8_t* to, const uint8_t* from, uint64_t bytes) { memcpy(to, from, bytes); }
+#endif
 
 CROSSCCL_DEVICE uint32_t lowest_bit(uint64_t bits) { return uint32_t(__builtin_ctzll(bits)); }
 

@@ -1,6 +1,9 @@
 // The CPU-compiled kernels as a C++ program, for ThreadSanitizer and AddressSanitizer: ranks and blocks
-// are threads, buffers end where their allocation ends. scripts/check-sanitizers builds and runs it.
+// are threads, buffers end where their allocation ends. scripts/check-sanitizers builds and runs it, once
+// with the CPU's blocks and once, with CROSSCCL_BLOCK_OF_THREADS, with blocks of several threads.
 #include "../../kernels-cpu/target_cpu.h"
+
+#include <sanitizer/asan_interface.h>
 
 #include <atomic>
 #include <cstdio>
@@ -24,6 +27,22 @@ void check(bool good, const char* what) {
   ++checks;
   if (!good) ++failures, std::printf("FAILED: %s\n", what);
 }
+
+// Runs one block of a launch to its end.
+#ifdef CROSSCCL_BLOCK_OF_THREADS
+template <class K> void run_block(const K& kernel, uint32_t block, uint32_t blocks, const Arguments& a) {
+  Meeting meeting;
+  std::vector<std::thread> others;
+  for (uint32_t t = 1; t < Block::threads; ++t)
+    others.emplace_back([&, t] { kernel(Block{block, blocks, t, &meeting}, a); });
+  kernel(Block{block, blocks, 0, &meeting}, a);
+  for (auto& t : others) t.join();
+}
+#else
+template <class K> void run_block(const K& kernel, uint32_t block, uint32_t blocks, const Arguments& a) {
+  kernel(Block{block, blocks}, a);
+}
+#endif
 
 struct Free {
   void operator()(void* p) const { std::free(p); }
@@ -68,6 +87,36 @@ struct World {
   }
 };
 
+// Any alignment of both ends, any length: every byte arrives, none beside it is touched or (AddressSanitizer:
+// what lies beside the range is out of bounds) read.
+void copies() {
+  std::atomic<int> wrong{0};
+  const auto all = [&](const Block& b, const Arguments&) {
+    static std::vector<uint8_t> from, to, expected;
+    for (uint32_t f = 0; f <= kVector; ++f)
+      for (uint32_t t = 0; t <= kVector; ++t)
+        for (uint32_t n : {0u, 1u, 7u, 15u, 16u, 17u, 31u, 33u, 47u, 48u, 49u, 64u, 100u, 239u, 512u, 1021u}) {
+          if (b.thread == 0) {
+            // The end of the range is the end of the allocation, its begin the end of a forbidden region.
+            from.assign(f + n, 0), to.assign(t + n + kVector, 0xab);
+            from.shrink_to_fit();
+            for (uint32_t k = 0; k < n; ++k) from[f + k] = uint8_t(k * 7 + n);
+            expected = to;
+            std::copy(from.begin() + f, from.end(), expected.begin() + t);
+            ASAN_POISON_MEMORY_REGION(from.data(), f);
+          }
+          b.sync();
+          if (f + n > 0) copy_tile(b, to.data() + t, from.data() + f, n);
+          b.sync();
+          if (b.thread != 0) continue;
+          ASAN_UNPOISON_MEMORY_REGION(from.data(), f);
+          wrong += to != expected;
+        }
+  };
+  run_block(all, 0, 1, Arguments{});
+  check(wrong == 0, "copies of any alignment and length");
+}
+
 // One collective after the other on every rank, each rank's blocks together, without a barrier between
 // ranks: a fast rank may be a launch ahead.
 struct Launch {
@@ -85,8 +134,8 @@ void run(const World& w, uint32_t blocks, const std::vector<Launch>& launches, u
         if (random() % 4 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 200));
         std::vector<std::thread> crew;
         for (uint32_t b = 1; b < blocks; ++b)
-          crew.emplace_back([&, b] { l.kernel(Block{b, blocks}, l.of[r]); });
-        l.kernel(Block{0, blocks}, l.of[r]);
+          crew.emplace_back([&, b] { run_block(l.kernel, b, blocks, l.of[r]); });
+        run_block(l.kernel, 0, blocks, l.of[r]);
         for (auto& t : crew) t.join();
       }
     });
@@ -175,9 +224,10 @@ template <uint32_t N> void reduce_scatters(uint32_t ranks, uint32_t blocks, unsi
 template <uint32_t N> void fused_reduce_scatters(uint32_t ranks, uint32_t blocks, unsigned seed) {
   World w(ranks);
   std::mt19937 random(seed);
-  const uint64_t each = 3001;
+  // Parts of any alignment in input and output: what is a whole vector of one is half a vector of the other.
+  const uint64_t each = 3000 + seed, shift = random() % 8;
   std::vector<std::vector<float>> in(ranks, std::vector<float>(each * ranks));
-  std::vector<std::vector<BF16>> out(ranks, std::vector<BF16>(each));
+  std::vector<std::vector<BF16>> out(ranks, std::vector<BF16>(each + shift));
   for (auto& v : in)
     for (auto& x : v) x = float(int32_t(random())) / 65536;
   for (auto& v : out)
@@ -187,7 +237,7 @@ template <uint32_t N> void fused_reduce_scatters(uint32_t ranks, uint32_t blocks
   for (uint32_t r = 0; r < ranks; ++r) {
     Arguments a = w.arguments(r, 1);
     a.input = (uint64_t)in[r].data();
-    a.output = a.residual = (uint64_t)out[r].data();
+    a.output = a.residual = (uint64_t)(out[r].data() + shift);
     a.count = a.stride = each * ranks;
     a.outer = 1, a.run = each, a.offset = r * each;
     a.form = kToBF16;
@@ -201,7 +251,7 @@ template <uint32_t N> void fused_reduce_scatters(uint32_t ranks, uint32_t blocks
       float sum = in[0][r * each + k];
       for (uint32_t p = 1; p < ranks; ++p) sum += in[p][r * each + k];
       sum *= 0.5f;
-      good = good && out[r][k].bits == float_to_bf16(sum + bf16_to_float(before[r][k].bits));
+      good = good && out[r][shift + k].bits == float_to_bf16(sum + bf16_to_float(before[r][shift + k].bits));
     }
     check(good, "reduce_scatter: a fused part");
   }
@@ -229,8 +279,8 @@ template <uint32_t N> void inputs_are_free_after_the_launch(uint32_t blocks, boo
         a.root = 0;
         Kernel kernel = reduce ? reduce_scatter<int32_t, Sum, N> : broadcast_one_stage;
         std::vector<std::thread> crew;
-        for (uint32_t b = 1; b < blocks; ++b) crew.emplace_back([&, b] { kernel(Block{b, blocks}, a); });
-        kernel(Block{0, blocks}, a);
+        for (uint32_t b = 1; b < blocks; ++b) crew.emplace_back([&, b] { run_block(kernel, b, blocks, a); });
+        run_block(kernel, 0, blocks, a);
         for (auto& t : crew) t.join();
         const int32_t expected = reduce ? round * int32_t(N * (N + 1) / 2) : round;
         for (uint64_t i = 0; i < (reduce ? each : each * N); ++i) wrong += out[r][i] != expected;
@@ -301,7 +351,7 @@ void a_later_record_is_no_agreement() {
     ranks.emplace_back([&, r] {
       if (r == 1) std::this_thread::sleep_for(std::chrono::milliseconds(100));
       for (int i = 0; i < 3; ++i)
-        broadcast_one_stage(Block{0, 1}, one_stage(w, r, i + 1, r == 1 && i == 0 ? 3 : roots[i], data[i][r]));
+        run_block(broadcast_one_stage, 0, 1, one_stage(w, r, i + 1, r == 1 && i == 0 ? 3 : roots[i], data[i][r]));
     });
   for (auto& t : ranks) t.join();
   check(w.control[1]->state == kMismatch, "a later record is no agreement");
@@ -322,8 +372,8 @@ void a_failure_in_a_group_reaches_the_world() {
       a.signal[0] = (uint64_t)w.signal[r / 2 * 2].get(), a.signal[1] = (uint64_t)w.signal[r / 2 * 2 + 1].get();
       a.input = a.rank == 0 ? a.output : 0;
       if (r == 1) a.fingerprint = 77;
-      broadcast_one_stage(Block{0, 1}, a);
-      broadcast_one_stage(Block{0, 1}, one_stage(w, r, 2, 3, more[r]));
+      run_block(broadcast_one_stage, 0, 1, a);
+      run_block(broadcast_one_stage, 0, 1, one_stage(w, r, 2, 3, more[r]));
     });
   for (auto& t : ranks) t.join();
   // Rank 2 depends on the world's root alone and may be done before it hears of the failure.
@@ -340,7 +390,7 @@ void a_hash_is_no_proof() {
   std::vector<std::vector<uint8_t>> data{std::vector<uint8_t>(10, 1), std::vector<uint8_t>(1000, 0xab)};
   std::vector<std::thread> ranks;
   for (uint32_t r = 0; r < 2; ++r)
-    ranks.emplace_back([&, r] { broadcast_one_stage(Block{0, 1}, one_stage(w, r, 1, 0, data[r])); });
+    ranks.emplace_back([&, r] { run_block(broadcast_one_stage, 0, 1, one_stage(w, r, 1, 0, data[r])); });
   for (auto& t : ranks) t.join();
   check(w.control[1]->state == kMismatch, "a hash is no proof");
 }
@@ -356,7 +406,7 @@ void one_limit_for_all() {
     ranks.emplace_back([&, r] {
       std::this_thread::sleep_for(std::chrono::milliseconds(200 * r));
       const uint64_t begin = milliseconds();
-      broadcast_one_stage(Block{0, 1}, one_stage(w, r, 1, 0, data[r]));
+      run_block(broadcast_one_stage, 0, 1, one_stage(w, r, 1, 0, data[r]));
       if (r == 0) took = milliseconds() - begin;
     });
   for (auto& t : ranks) t.join();
@@ -368,6 +418,7 @@ void one_limit_for_all() {
 
 int main(int argc, char** argv) {
   if (argc > 1) time_limit = strtoull(argv[1], nullptr, 10) * 1000 * 1000;
+  copies();
   for (unsigned seed = 1; seed <= 3; ++seed) {
     for (uint32_t ranks : {2u, 3u, 4u, 8u})
       for (uint32_t blocks : {1u, 3u})
