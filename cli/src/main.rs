@@ -19,6 +19,7 @@ mod files;
 mod info;
 mod perf;
 mod size;
+mod whole_file;
 
 use std::process::ExitCode;
 

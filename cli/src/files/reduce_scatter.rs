@@ -14,12 +14,12 @@ use crossccl::{Backend, Buffer, Communicator, DType, ReduceOp, ReduceScatter, Un
 
 use super::{
     CommonArguments, check_ranks,
-    checkpoint::{Checkpoint, Output, Tensor, folder},
+    checkpoint::{Checkpoint, Output, Tensor},
     failure, not_done, parse_bytes,
     progress::Progress,
     say,
 };
-use crate::{backend::with_backend, error::CliError};
+use crate::{backend::with_backend, error::CliError, whole_file::folder};
 
 /// Where nothing else is asked for, all ranks together have at most this many bytes of input at a time.
 const IN_MEMORY: usize = 64 << 20;

@@ -7,6 +7,7 @@
 mod cases;
 mod check;
 mod job;
+mod output;
 mod report;
 mod values;
 

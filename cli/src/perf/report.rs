@@ -1,19 +1,16 @@
 //! The table, row by row as it comes, and the JSON document.
 
 use std::{
-    fs::Permissions,
     io::{self, Write},
     num::NonZero,
-    path::{Path, PathBuf},
     thread::available_parallelism,
     time::Duration,
 };
 
 use crossccl::{Backend, Plan};
 use serde::Serialize;
-use tempfile::NamedTempFile;
 
-use super::{PerfCommand, cases::Case, check::Tally};
+use super::{PerfCommand, cases::Case, check::Tally, output::Output};
 use crate::error::CliError;
 
 /// One place of one row.
@@ -150,7 +147,7 @@ struct Document {
 
 pub(crate) struct Report {
     document: Document,
-    json: Option<JsonFile>,
+    json: Option<Output>,
 }
 
 impl Report {
@@ -185,7 +182,7 @@ impl Report {
             checked: 0,
             average_busbw_gb_per_s: 0.0,
         };
-        let json = common.json.as_deref().map(JsonFile::create).transpose()?;
+        let json = common.json.as_deref().map(|path| Output::create("--json", path)).transpose()?;
         let report = Report { document, json };
         print(&report.head())?;
         Ok(report)
@@ -241,7 +238,9 @@ impl Report {
         self.document.checked = tally.checked;
         self.document.average_busbw_gb_per_s = average;
         if let Some(json) = self.json {
-            json.write(&self.document)?;
+            let text = serde_json::to_string_pretty(&self.document);
+            let text = text.map_err(|e| CliError::Failure(format!("perf: cannot write the results as JSON: {e}")))?;
+            json.write(format!("{text}\n").as_bytes())?;
         }
         verdict(self.document.collective, tally)
     }
@@ -268,51 +267,6 @@ fn print(text: &str) -> Result<(), CliError> {
     out.write_all(text.as_bytes())
         .and_then(|()| out.flush())
         .map_err(|e| CliError::Failure(format!("perf: cannot write to standard output: {e}")))
-}
-
-/// A file that is there whole or not at all.
-struct JsonFile {
-    file: NamedTempFile,
-    path: PathBuf,
-}
-
-impl JsonFile {
-    fn create(path: &Path) -> Result<Self, CliError> {
-        if path.is_dir() {
-            return Err(CliError::Usage(format!(
-                "perf: --json {} is a folder; give the name of a file",
-                path.display()
-            )));
-        }
-        let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let mut builder = tempfile::Builder::new();
-        builder.prefix(".crossccl-perf-");
-        if let Some(permissions) = ordinary_permissions() {
-            builder.permissions(permissions);
-        }
-        let file = builder.tempfile_in(folder).map_err(|e| Self::error(path, e))?;
-        Ok(JsonFile { file, path: path.to_owned() })
-    }
-
-    fn write(mut self, document: &Document) -> Result<(), CliError> {
-        let path = &self.path;
-        serde_json::to_writer_pretty(&mut self.file, document).map_err(|e| Self::error(path, e.into()))?;
-        self.file.write_all(b"\n").map_err(|e| Self::error(path, e))?;
-        self.file.persist(path).map_err(|e| Self::error(path, e.error))?;
-        Ok(())
-    }
-
-    fn error(path: &Path, error: io::Error) -> CliError {
-        CliError::Failure(format!("perf: cannot write --json {}: {error}", path.display()))
-    }
-}
-
-/// Those of any new file: what is written is no secret, as a temporary file is by default.
-fn ordinary_permissions() -> Option<Permissions> {
-    #[cfg(unix)]
-    return Some(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-    #[cfg(not(unix))]
-    None
 }
 
 #[cfg(test)]
