@@ -37,8 +37,8 @@ mod cpu {
         let rows = stdout.lines().filter(|l| !l.starts_with('#'));
         let rows: Vec<Vec<_>> = rows.map(|l| l.split_whitespace().map(str::to_owned).collect()).collect();
         for row in &rows {
-            assert_eq!(row.len(), 14, "{row:?}");
-            assert!(["0", "-"].contains(&&*row[9]) && ["0", "-"].contains(&&*row[13]), "{row:?}");
+            assert_eq!(row.len(), 16, "{row:?}");
+            assert!(["0", "-"].contains(&&*row[10]) && ["0", "-"].contains(&&*row[15]), "{row:?}");
         }
         rows
     }
@@ -115,14 +115,14 @@ mod cpu {
     #[test]
     fn bus_bandwidth_is_a_fraction_of_algorithm_bandwidth() {
         let rows = rows("reduce-scatter --ranks 4 --group-size 2 --min-bytes 1M --max-bytes 1M");
-        let [algbw, busbw] = [7, 8].map(|at| rows[0][at].parse::<f64>().expect("a number"));
+        let [algbw, busbw] = [8, 9].map(|at| rows[0][at].parse::<f64>().expect("a number"));
         assert!((busbw - algbw / 2.0).abs() <= 0.001, "{rows:?}");
     }
 
     #[test]
     fn places_can_be_chosen() {
         let size = "--min-bytes 64 --max-bytes 64 --ranks 2";
-        let dashes = |rows: Vec<Vec<String>>| [6, 10].map(|at| rows[0][at..at + 4].iter().all(|c| c == "-"));
+        let dashes = |rows: Vec<Vec<String>>| [6, 11].map(|at| rows[0][at..at + 5].iter().all(|c| c == "-"));
         assert_eq!(dashes(rows(&format!("broadcast {size} --in-place"))), [true, false]);
         assert_eq!(dashes(rows(&format!("broadcast {size} --out-of-place"))), [false, true]);
         assert_eq!(dashes(rows(&format!("reduce-scatter {size} --out-of-place --in-place"))), [false, false]);
@@ -136,7 +136,7 @@ mod cpu {
         let rows = table(text(&output.stdout));
         assert_eq!(rows.len(), 50);
         assert_eq!(rows[0][..2], ["420", "105"]);
-        assert_eq!(rows[0][10..], ["-"; 4]);
+        assert_eq!(rows[0][11..], ["-"; 5]);
         // Short runs, and the last axis.
         self::rows("reduce-scatter --ranks 4 --shape 37x9 --axis 1 --dtype f16 --out-of-place");
         self::rows("reduce-scatter --ranks 4 --shape 3x2 --axis 0");
@@ -148,7 +148,9 @@ mod cpu {
         let path = folder.path().join("out.json");
         let path = path.to_str().expect("text");
         std::fs::write(path, "what was there before").expect("writable");
-        rows(&format!("reduce-scatter --ranks 3 --op max --dtype f64 --min-bytes 80 --max-bytes 320 --json {path}"));
+        let table = rows(&format!(
+            "reduce-scatter --ranks 3 --op max --dtype f64 --min-bytes 80 --max-bytes 320 --json {path}"
+        ));
         let file = std::fs::read_to_string(path).expect("the file");
         let json: serde_json::Value = serde_json::from_str(&file).expect("JSON");
         assert_eq!(json["version"], env!("CARGO_PKG_VERSION"));
@@ -163,6 +165,17 @@ mod cpu {
             assert!(rows[1][place]["time_us_p50"].as_f64() > Some(0.0));
             assert!(rows[1][place]["time_us_p99"].as_f64() >= rows[1][place]["time_us_p50"].as_f64());
             assert_eq!(rows[1][place]["wrong"], 0);
+        }
+        // The table has the same numbers: p50, p99, algbw, busbw of each place.
+        for (row, cells) in rows.iter().zip(&table) {
+            for (place, first) in [("out_of_place", 6), ("in_place", 11)] {
+                let names = ["time_us_p50", "time_us_p99", "algbw_gb_per_s", "busbw_gb_per_s"];
+                for (name, cell) in names.iter().zip(&cells[first..]) {
+                    let (full, shown) =
+                        (row[place][name].as_f64().expect("a number"), cell.parse::<f64>().expect("one"));
+                    assert!((full - shown).abs() <= 0.006_f64.max(full * 1e-5), "{place} {name}: {full} as {shown}");
+                }
+            }
         }
         // Nothing else is left in the folder.
         assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 1);
@@ -339,6 +352,16 @@ fn help_has_examples() {
         let output = crossccl(&format!("{command} --help"));
         assert_eq!(output.status.code(), Some(0));
         assert!(text(&output.stdout).contains(&format!("Examples:\n  crossccl {command}\n")));
+    }
+}
+
+#[test]
+fn help_tells_what_the_times_are() {
+    for command in ["perf broadcast", "perf reduce-scatter"] {
+        let help = crossccl(&format!("{command} --help"));
+        let help = text(&help.stdout).split_whitespace().collect::<Vec<_>>().join(" ");
+        let told = "p50 is their median: half of them took at most this long; p99 is what 99 of 100 took at most";
+        assert!(help.contains(told), "{command}: {help}");
     }
 }
 

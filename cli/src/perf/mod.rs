@@ -111,7 +111,8 @@ pub(crate) struct CommonArguments {
     /// From each size to the next
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(2..))]
     factor: u32,
-    /// Timed calls of each size; the table shows their median
+    /// Timed calls of each size. The table's p50 is their median: half of them took at most this long; p99
+    /// is what 99 of 100 took at most, so with fewer than 100 calls the longest
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     iters: u32,
     /// Calls before them that are not timed
@@ -297,8 +298,9 @@ fn measure<B: Backend>(command: &PerfCommand) -> Result<(), CliError> {
         in_place = false;
     }
 
-    let mut report = Report::start::<B>(command)?;
-    for (case, plan) in cases.iter().zip(&plans) {
+    let rows: Vec<Row> = cases.iter().zip(&plans).map(|(case, plan)| Row::new(case, plan)).collect();
+    let mut report = Report::start::<B>(command, &rows)?;
+    for (case, mut row) in cases.iter().zip(rows) {
         let bench = Bench::new(&comm, case, common.unalign)?;
         let mut job: Box<dyn Job> = match command {
             PerfCommand::Broadcast(a) => Box::new(BroadcastJob::new(bench, a.what(case))?),
@@ -312,8 +314,9 @@ fn measure<B: Backend>(command: &PerfCommand) -> Result<(), CliError> {
             true => time_and_verify(&mut *job, place, common, case.bytes).map(Some),
             false => Ok(None),
         };
-        let [out_of_place, in_place] = [one(Place::Out, out_of_place)?, one(Place::In, in_place)?];
-        report.row(Row::new(case, plan, out_of_place, in_place))?;
+        row.out_of_place = one(Place::Out, out_of_place)?;
+        row.in_place = one(Place::In, in_place)?;
+        report.row(row)?;
     }
     report.finish()
 }
