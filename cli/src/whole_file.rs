@@ -86,6 +86,14 @@ pub(crate) fn folder(path: &Path) -> &Path {
     path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
+/// Whether two files would have one name, whether they exist or not.
+pub(crate) fn same_name(a: &Path, b: &Path) -> bool {
+    let real = |path: &Path| {
+        path.canonicalize().ok().or_else(|| Some(folder(path).canonicalize().ok()?.join(path.file_name()?)))
+    };
+    real(a).is_some_and(|a| real(b) == Some(a))
+}
+
 /// Every temporary file there is. The lock is held while one is made or renamed, so that whoever deletes
 /// them all has all.
 struct Temporaries {
@@ -173,6 +181,18 @@ mod tests {
         fs::create_dir(&path).unwrap();
         assert!(file.finish().is_err());
         assert_eq!(names(), 1);
+    }
+
+    #[test]
+    fn one_name_however_it_is_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name| folder.path().join(name);
+        fs::create_dir(path("sub")).unwrap();
+        assert!(same_name(&path("a"), &path("sub/../a")));
+        assert!(!same_name(&path("a"), &path("b")));
+        assert!(!same_name(&path("none/a"), &path("none/a")), "no folder, no file");
+        fs::write(path("a"), "").unwrap();
+        assert!(same_name(&path("a"), &path("sub/../a")));
     }
 
     #[test]

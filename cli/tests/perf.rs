@@ -198,6 +198,48 @@ mod cpu {
     }
 
     #[test]
+    fn files_that_would_replace_what_they_should_not() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let here = folder.path().display();
+        let missing = format!("{here}/none");
+        let output = crossccl(&format!("perf broadcast --plot {missing}/a.svg"));
+        assert_eq!((text(&output.stdout), output.status.code()), ("", Some(1)));
+        let error =
+            format!("cannot write --plot {missing}/a.svg: its folder {missing} does not exist; create it first");
+        assert_eq!(text(&output.stderr), format!("crossccl: perf: {error}\n"));
+        for (arguments, error) in [
+            ("perf --plot a.png", "--plot a.png: the picture is an SVG; give a name that ends in .svg".to_owned()),
+            ("perf --plot a", "--plot a: the picture is an SVG; give a name that ends in .svg".into()),
+            (
+                &*format!("perf broadcast --json {here}/a.svg --plot {here}/./a.svg"),
+                format!("--json {here}/a.svg and --plot {here}/./a.svg are one file; give another name to one of them"),
+            ),
+        ] {
+            refused(arguments, &format!("crossccl: perf: {error}\n"));
+        }
+        std::fs::create_dir(folder.path().join("folder.svg")).expect("a folder");
+        refused(
+            &format!("perf --plot {here}/folder.svg"),
+            &format!("crossccl: perf: --plot {here}/folder.svg is a folder; give the name of a file\n"),
+        );
+        #[cfg(unix)]
+        {
+            let _socket = std::os::unix::net::UnixListener::bind(folder.path().join("socket.svg")).expect("a socket");
+            for option in ["--plot", "--json"] {
+                refused(
+                    &format!("perf broadcast {option} {here}/socket.svg"),
+                    &format!(
+                        "crossccl: perf: {option} {here}/socket.svg is not a regular file; give the name of a file\n"
+                    ),
+                );
+            }
+        }
+        let left: Vec<_> =
+            std::fs::read_dir(folder.path()).expect("a folder").map(|f| f.expect("one").file_name()).collect();
+        assert!(left.iter().all(|name| !name.to_string_lossy().starts_with('.')), "{left:?}");
+    }
+
+    #[test]
     fn what_the_library_refuses_is_a_usage_error() {
         for (arguments, expected) in [
             ("broadcast --root 4", "broadcast: root: expected a rank from 0 to 3, got 4"),
@@ -356,13 +398,19 @@ fn help_has_examples() {
 }
 
 #[test]
-fn help_tells_what_the_times_are() {
+fn help_tells_what_the_times_are_and_where_the_picture_goes() {
     for command in ["perf broadcast", "perf reduce-scatter"] {
         let help = crossccl(&format!("{command} --help"));
         let help = text(&help.stdout).split_whitespace().collect::<Vec<_>>().join(" ");
-        let told = "p50 is their median: half of them took at most this long; p99 is what 99 of 100 took at most";
-        assert!(help.contains(told), "{command}: {help}");
+        for told in [
+            "p50 is their median: half of them took at most this long; p99 is what 99 of 100 took at most",
+            "--plot <FILE.svg> Draw time (p50) and bus bandwidth over size into this file, too.",
+        ] {
+            assert!(help.contains(told), "{command}: {told}\n{help}");
+        }
     }
+    let help = crossccl("perf --help");
+    assert!(text(&help.stdout).contains("--plot <FILE.svg>"), "{}", text(&help.stdout));
 }
 
 #[cfg(not(feature = "cpu"))]
@@ -380,5 +428,5 @@ fn without_a_backend_it_says_so() {
 fn perf_needs_no_name() {
     let help = crossccl("perf --help");
     assert_eq!(help.status.code(), Some(0));
-    assert!(text(&help.stdout).contains("Usage: crossccl perf [COMMAND]"), "{}", text(&help.stdout));
+    assert!(text(&help.stdout).contains("Usage: crossccl perf [OPTIONS] [COMMAND]"), "{}", text(&help.stdout));
 }

@@ -82,12 +82,13 @@ fn temporary(folder: &Path) -> usize {
     names.filter(|name| name.starts_with(".crossccl-")).count()
 }
 
-/// `crossccl perf` that would go on for hours, over a file that exists.
-const PERF: &str = "perf broadcast --ranks 2 --max-bytes 4K --iters 2000000000 --json out.json";
+/// `crossccl perf` that would go on for hours, over two files that exist.
+const PERF: &str = "perf broadcast --ranks 2 --max-bytes 4K --iters 2000000000 --json out.json --plot out.svg";
 
 fn perf_folder() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("out.json"), "precious").unwrap();
+    fs::write(folder.path().join("out.svg"), "precious").unwrap();
     folder
 }
 
@@ -97,7 +98,7 @@ fn perf_leaves_no_file() {
         let folder = perf_folder();
         let before = content(folder.path());
         let mut running = Running::start(folder.path(), "", PERF);
-        running.wait_until(|| temporary(folder.path()) == 1);
+        running.wait_until(|| temporary(folder.path()) == 2);
         running.send(name);
         assert_eq!((running.end().signal(), &*running.said()), (Some(number), ""), "{name}");
         assert_eq!(content(folder.path()), before, "{name}");
@@ -149,12 +150,12 @@ fn broadcast_writes_nothing() {
 fn a_signal_that_it_was_started_to_outlive() {
     let folder = perf_folder();
     let mut running = Running::start(folder.path(), "trap '' HUP INT;", PERF);
-    running.wait_until(|| temporary(folder.path()) == 1);
+    running.wait_until(|| temporary(folder.path()) == 2);
     running.send("HUP");
     running.send("INT");
     sleep(Duration::from_millis(300));
     assert!(running.0.try_wait().unwrap().is_none(), "it died of it");
-    assert_eq!(temporary(folder.path()), 1);
+    assert_eq!(temporary(folder.path()), 2);
     running.send("TERM");
     assert_eq!(running.end().signal(), Some(15));
     assert_eq!(temporary(folder.path()), 0);

@@ -16,13 +16,13 @@ use crate::error::CliError;
 /// One place of one row.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Measured {
-    time_us_p50: f64,
+    pub(crate) time_us_p50: f64,
     time_us_p99: f64,
     time_us_min: f64,
     time_us_max: f64,
     /// 10^9 bytes a second, at the median.
     algbw_gb_per_s: f64,
-    busbw_gb_per_s: f64,
+    pub(crate) busbw_gb_per_s: f64,
     wrong: u64,
     checked: u64,
 }
@@ -59,12 +59,12 @@ fn percentile(times: &[Duration], percent: usize) -> Duration {
 /// One row.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Row {
-    bytes: u64,
+    pub(crate) bytes: u64,
     count: usize,
-    dtype: &'static str,
-    op: Option<&'static str>,
-    root: Option<usize>,
-    algorithm: &'static str,
+    pub(crate) dtype: &'static str,
+    pub(crate) op: Option<&'static str>,
+    pub(crate) root: Option<usize>,
+    pub(crate) algorithm: &'static str,
     blocks: u32,
     rounds: u32,
     pub(crate) out_of_place: Option<Measured>,
@@ -173,25 +173,25 @@ fn digits(value: f64, decimals: usize, width: usize) -> String {
 
 /// The JSON document.
 #[derive(Debug, Serialize)]
-struct Document {
+pub(crate) struct Document {
     program: &'static str,
-    version: &'static str,
-    collective: &'static str,
-    backend: &'static str,
-    ranks: usize,
-    cores: usize,
+    pub(crate) version: &'static str,
+    pub(crate) collective: &'static str,
+    pub(crate) backend: &'static str,
+    pub(crate) ranks: usize,
+    pub(crate) cores: usize,
     /// One a rank.
-    devices: Vec<String>,
-    algorithm_asked: &'static str,
-    group_size: Option<usize>,
-    shape: Option<Vec<usize>>,
-    axis: Option<i64>,
-    unalign: usize,
-    max_blocks: Option<u32>,
+    pub(crate) devices: Vec<String>,
+    pub(crate) algorithm_asked: &'static str,
+    pub(crate) group_size: Option<usize>,
+    pub(crate) shape: Option<Vec<usize>>,
+    pub(crate) axis: Option<i64>,
+    pub(crate) unalign: usize,
+    pub(crate) max_blocks: Option<u32>,
     timeout_s: f64,
     warmup: u32,
-    iters: u32,
-    rows: Vec<Row>,
+    pub(crate) iters: u32,
+    pub(crate) rows: Vec<Row>,
     wrong: u64,
     checked: u64,
     average_busbw_gb_per_s: f64,
@@ -271,7 +271,7 @@ impl Report {
     }
 
     /// Prints the totals and writes the JSON file; an error if any element was wrong.
-    pub(crate) fn finish(mut self) -> Result<(), CliError> {
+    pub(crate) fn finish(mut self) -> Result<Document, CliError> {
         let measured = || self.document.rows.iter().flat_map(|r| [r.out_of_place, r.in_place]).flatten();
         let mut tally = Tally::default();
         measured().for_each(|m| tally.add(m.tally()));
@@ -288,7 +288,8 @@ impl Report {
             let text = text.map_err(|e| CliError::Failure(format!("perf: cannot write the results as JSON: {e}")))?;
             json.write(format!("{text}\n").as_bytes())?;
         }
-        verdict(self.document.collective, tally)
+        verdict(self.document.collective, tally)?;
+        Ok(self.document)
     }
 }
 
@@ -317,7 +318,7 @@ fn print(text: &str) -> Result<(), CliError> {
 
 /// What a run might have measured: bytes, time and bus bandwidth of each row, which has both places.
 #[cfg(test)]
-fn example(collective: &'static str, measured: &[(u64, f64, f64)]) -> Document {
+pub(crate) fn example(collective: &'static str, measured: &[(u64, f64, f64)]) -> Document {
     let row = |&(bytes, time, busbw): &(u64, f64, f64)| {
         let m = Measured {
             time_us_p50: time,
