@@ -150,8 +150,8 @@ impl<B: Backend> Reduction<B> {
                 buffer.write_bytes(&self.host)?;
             }
             self.comm
-                .reduce_scatter(&buffers.inputs, &mut buffers.outputs, self.what.clone())?
-                .wait()
+                .reduce_scatter(&buffers.inputs, &mut buffers.outputs, self.what.clone())
+                .and_then(|call| call.wait())
                 .map_err(not_done)?;
             for part in &buffers.outputs {
                 let bytes = &mut self.host[..part.size_in_bytes()];
