@@ -163,7 +163,7 @@ fn c7_devices_in_any_order(#[values(Algorithm::OneStage, Algorithm::TwoStageStag
 
 /// Case E8: no payload is mistaken for a sentinel.
 #[rstest]
-fn e8_every_bit_pattern_arrives(#[values(0u32, u32::MAX, 0x8000_0000, 0x7fc0_0001)] pattern: u32) {
+fn e8_every_bit_pattern_arrives(#[values(0u32, u32::MAX, 0x8000_0000, 0x8000_8000, 0x7fc0_0001)] pattern: u32) {
     let comm = communicator::<B>(3);
     let input = comm.buffer_from(0, &[pattern; 5000]).expect("buffer");
     let mut outputs: Vec<_> = (0..3).map(|r| comm.buffer_from(r, &[!pattern; 5000]).expect("buffer")).collect();
@@ -172,32 +172,6 @@ fn e8_every_bit_pattern_arrives(#[values(0u32, u32::MAX, 0x8000_0000, 0x7fc0_000
         comm.broadcast(&input, &mut outputs, what).expect("launch").wait().expect("outcome");
         assert!(outputs.iter().all(|o| o.to_vec().expect("read") == [pattern; 5000]));
     }
-}
-
-/// Case B1: offsets beyond 32 bits. 4 GiB and 5 bytes to one peer.
-#[rstest]
-fn b1_more_than_four_gib() {
-    let length = (1usize << 32) + 5;
-    let comm = communicator::<B>(2);
-    let mut buffers = [0, 1].map(|r| comm.buffer::<u8>(r, length).expect("buffer"));
-    let marks = [0, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32, length - 1];
-    for (i, mark) in marks.into_iter().enumerate() {
-        buffers[0].write_at(mark, &[i as u8 + 1]).expect("write");
-    }
-    buffers[1].fill_bytes(0xff).expect("fill");
-    comm.broadcast_in_place(&mut buffers, 0).expect("launch").wait().expect("outcome");
-    let mut found = Vec::new();
-    // Compared as a whole first, and in pieces that stay in a cache: byte by byte it took half a minute.
-    let zeros = vec![0; 1 << 18];
-    let mut piece = zeros.clone();
-    for start in (0..length).step_by(piece.len()) {
-        let piece = &mut piece[..(length - start).min(zeros.len())];
-        buffers[1].read_at(start, piece).expect("read");
-        if piece != &zeros[..piece.len()] {
-            found.extend(piece.iter().enumerate().filter(|(_, b)| **b != 0).map(|(i, b)| (start + i, *b)));
-        }
-    }
-    assert_eq!(found, marks.into_iter().zip(1..).collect::<Vec<_>>());
 }
 
 /// I9: the 16 bits of epoch in a record's fingerprint wrap around, which must not matter.

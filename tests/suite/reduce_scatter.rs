@@ -103,7 +103,7 @@ fn every_dtype_and_op_matches_the_oracle(
 
 /// Case B6: 1 to 33 elements a rank, of every width.
 #[rstest]
-fn b6_sizes_that_are_no_multiple_of_a_vector(#[values(2, 3, 8)] ranks: usize) {
+fn b6_sizes_that_are_no_multiple_of_a_vector(#[values(2, 3, 4, 5, 6, 7, 8)] ranks: usize) {
     let comm = communicator(ranks);
     for dtype in [DType::I8, DType::F16, DType::BF16, DType::F32, DType::F64] {
         for each in 1..=33 {
@@ -209,13 +209,4 @@ fn sixty_four_ranks() {
     check(&comm, DType::I8, ReduceOp::Average, &[vec![64 * 33 + 5]], 0, ReduceScatter::new(ReduceOp::Average), 0);
     let shapes: Vec<_> = (0..4).map(|g| vec![g * 40, 3]).collect();
     check(&comm, DType::BF16, ReduceOp::Average, &shapes, 0, ReduceScatter::new(ReduceOp::Average), 0);
-}
-
-/// Case B5: counts from a report.
-#[rstest]
-#[case(8, 10_556_587)]
-#[case(7, 10_556_581)]
-fn b5_large_ragged_counts(#[case] ranks: usize, #[case] count: usize) {
-    let comm = communicator(ranks);
-    check(&comm, DType::F32, ReduceOp::Sum, &[vec![count]], 0, ReduceScatter::new(ReduceOp::Sum), 0);
 }

@@ -101,7 +101,8 @@ pub(crate) fn pairs<const N: usize>(sizes: [usize; N]) -> Vec<[usize; N]> {
 /// Algorithms that a broadcast of this communicator can be forced to, as the planner resolves them.
 pub(crate) fn offered<B: Backend>(comm: &Communicator<B>) -> Vec<Algorithm> {
     let plan = |a| comm.plan_broadcast(1, DType::U8, crossccl::Broadcast::from_root(0).algorithm(a));
-    let mut offered: Vec<Algorithm> = Algorithm::ALL.into_iter().filter_map(|a| Some(plan(a).ok()?.algorithm)).collect();
+    let mut offered: Vec<Algorithm> =
+        Algorithm::ALL.into_iter().filter_map(|a| Some(plan(a).ok()?.algorithm)).collect();
     offered.sort_by_key(|a| *a as u8);
     offered.dedup();
     offered
