@@ -1,7 +1,7 @@
 //! Cases B: sizes, indices, alignment.
 
 use crossccl::{
-    Algorithm, Backend, Broadcast, Buffer, Communicator, DType, MAX_BLOCKS, ReduceOp, ReduceScatter,
+    Algorithm, Backend, Broadcast, Buffer, Communicator, DType, MAX_BLOCKS, ReduceOp, ReduceScatter, VECTOR,
     signal_buffer_bytes,
 };
 use rstest::rstest;
@@ -188,18 +188,21 @@ fn with_bytes_behind(ranks: usize, blocks: u32, payload: usize) -> (Communicator
     (comm, look)
 }
 
-/// 127 bf16 over 8 ranks: all of the remainder on the last chunk would need 142 bytes of payload, the even share
-/// rounded to a vector has 32.
+/// The report's 127 bf16 over 8 ranks, and 23 vectors: cut evenly no rank has more than 3 of them, which is what the
+/// payload has; with all of the remainder on the last it would have 9.
 #[rstest]
 fn b9_the_payload_is_as_large_as_the_largest_chunk() {
-    let (comm, look) = with_bytes_behind(8, 1, 2 * 32);
+    let half = 3 * VECTOR as usize;
+    let (comm, look) = with_bytes_behind(8, 1, 2 * half);
     for root in 0..8 {
-        let what = Broadcast::from_root(root).algorithm(Algorithm::TwoStageStaged);
-        assert_eq!(comm.plan_broadcast(127, DType::BF16, what.clone()).expect("plan").rounds, 1);
-        check(&comm, DType::BF16, 127, what.clone(), root, [0, 0], false);
-        // One element more, in two rounds where it no longer fits.
-        check(&comm, DType::BF16, 129, what, root, [0, 0], false);
-        look("broadcast");
+        let what = || Broadcast::from_root(root).algorithm(Algorithm::TwoStageStaged);
+        for (count, rounds) in
+            [(127, 1), (23 * VECTOR as usize / 2 - 1, 1), (8 * half / 2 + 1, 2), (47 * VECTOR as usize / 2, 2)]
+        {
+            assert_eq!(comm.plan_broadcast(count, DType::BF16, what()).expect("plan").rounds, rounds, "{count}");
+            check(&comm, DType::BF16, count, what(), root, [0, 0], false);
+            look("broadcast");
+        }
     }
 }
 
