@@ -179,6 +179,10 @@ fn c5_counts_that_differ(#[values(Agreement::Dependent, Agreement::Strict)] agre
         let count = if me == 0 { 409_600 } else { 409_598 };
         guarded_broadcast(comm, DType::F32, count, Broadcast::from_root(0))
     });
+    disagree(agreement, "count", &["409600", "409598", "409598"], |me, comm| {
+        let count = if me == 0 { 409_600 } else { 409_598 };
+        guarded_reduce_scatter(comm, DType::F32, [count, 1], ReduceScatter::new(ReduceOp::Sum))
+    });
 }
 
 /// Case B4: a count of 0 on one rank only.

@@ -146,6 +146,26 @@ fn a12_the_second_call_waits_for_its_own_payload(
     });
 }
 
+/// One thread enqueues thousands of calls of one rank before the first of the other.
+#[rstest]
+fn a15_one_rank_thousands_of_calls_ahead() {
+    const CALLS: usize = 5000;
+    let ranks = rank_handles::<B>(2, LIMIT);
+    let all: Vec<u32> = (0..CALLS as u32).collect();
+    let data = [ranks[0].buffer_from(&all).expect("buffer"), ranks[1].buffer::<u32>(CALLS).expect("buffer")];
+    let mut launched = Vec::new();
+    for (rank, data) in ranks.iter().zip(&data) {
+        for call in 0..CALLS {
+            let at = data.address() + 4 * call as u64;
+            // SAFETY: the buffers live until after the waits, and each call has its own element.
+            let one = unsafe { rank.broadcast_raw(RawRank { send: at, recv: at }, rank.stream(), 1, DType::U32, 0) };
+            launched.push(one.expect("launch"));
+        }
+    }
+    launched.iter().for_each(|l| l.wait().expect("outcome"));
+    assert_eq!(data[1].to_vec().expect("read"), all);
+}
+
 /// A group without elements leaves its own barrier and nobody else's.
 #[rstest]
 fn a17_a_group_with_nothing_beside_one_with_something(#[values(0, 1)] empty: usize) {
