@@ -182,7 +182,8 @@ fn with_bytes_behind(ranks: usize, blocks: u32, payload: usize) -> (Communicator
             // SAFETY: as above, and `found` outlives the wait.
             unsafe { B::copy(stream, found.as_mut_ptr() as u64, *at, BEHIND) }.expect("copy");
             assert!(B::wait(&B::record(stream).expect("event"), None).expect("wait"));
-            assert_eq!(found, vec![0x5a; BEHIND], "{what}: bytes behind the signal buffer of rank {rank}");
+            let wrong = found.iter().position(|b| *b != 0x5a);
+            assert_eq!(wrong, None, "{what}: a byte behind the signal buffer of rank {rank} was overwritten");
         }
     };
     (comm, look)
