@@ -1047,6 +1047,38 @@ mod tests {
         assert_eq!(held.wait(), Err(Error::Aborted));
     }
 
+    /// Case A13: launch epochs and sequences pass the border of 32 bits like any other number. An ordered compare of
+    /// 32 bits would wait for nothing from there on, or for ever.
+    #[test]
+    fn a13_epochs_beyond_32_bits() {
+        use crate::{Algorithm, ReduceOp};
+        let comm = Communicator::<Cpu>::builder(0..4).timeout(Duration::from_secs(5)).build().unwrap();
+        let shared = &comm.shared;
+        for me in &shared.ranks {
+            for domain in 0..shared.layout.domains {
+                for at in [shared.layout.epoch(domain), shared.layout.sequence(domain)] {
+                    me.signal.write(&me.stream, at as usize, &0xffff_fffe_u64.to_ne_bytes()).unwrap();
+                }
+            }
+        }
+        let mut data = [0, 1, 2, 3].map(|r| comm.buffer::<u32>(r, 1000).unwrap());
+        let algorithms = [Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect];
+        for call in 0..6 {
+            let root = call % 4;
+            data[root].write(&[call as u32 + 1; 1000]).unwrap();
+            let what = Broadcast::from_root(root).algorithm(algorithms[call % 3]);
+            comm.broadcast_in_place(&mut data, what).unwrap().wait().unwrap();
+            assert!(data.iter().all(|d| d.to_vec().unwrap() == [call as u32 + 1; 1000]), "call {call}");
+            let pairs = ReduceScatter::new(ReduceOp::Sum).group_size(2);
+            comm.reduce_scatter_in_place(&mut data, pairs).unwrap().wait().unwrap();
+            assert_eq!(data[3].to_vec().unwrap()[500..], [2 * (call as u32 + 1); 500], "call {call}");
+        }
+        let mut epoch = [0; 8];
+        let (me, layout) = (&shared.ranks[0], &shared.layout);
+        me.signal.read(&me.stream, layout.epoch(0) as usize, &mut epoch).unwrap();
+        assert_eq!(u64::from_ne_bytes(epoch), 0xffff_fffe + 6);
+    }
+
     /// A failure that is asked for very late is never told as success.
     #[test]
     fn failures_are_not_forgotten() {

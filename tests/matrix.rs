@@ -15,6 +15,7 @@ macro_rules! for_each_backend {
             pub(crate) type B = $backend;
             mod arguments;
             mod broadcast;
+            mod cases;
             mod epilogue;
             mod failures;
             mod numbers;

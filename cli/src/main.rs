@@ -1,11 +1,25 @@
 //! The command line of crossccl.
 
+// Nothing panics on a file's content or a user's input.
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::todo,
+        clippy::unimplemented,
+        clippy::unreachable
+    )
+)]
+
 mod backend;
 mod error;
 mod files;
 mod info;
 mod perf;
 mod size;
+mod whole_file;
 
 use std::process::ExitCode;
 

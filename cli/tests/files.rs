@@ -176,7 +176,8 @@ fn broadcasts_that_cannot_be() {
 fn a_limit_that_nobody_can_keep() {
     let folder = Folder::new();
     folder.write("file", noise(100_000));
-    let outcome = folder.run("broadcast --input file --ranks 8 --piece-bytes 1K --timeout 0.000000001");
+    // Some six thousand calls: who finds all others ready keeps any limit, and in a hundred calls all did at times.
+    let outcome = folder.run("broadcast --input file --ranks 8 --piece-bytes 16 --timeout 0.000000001");
     assert_eq!((outcome.status, &*outcome.out), (1, ""));
     assert!(outcome.error.starts_with("crossccl: broadcast: rank "), "{}", outcome.error);
     assert!(outcome.error.ends_with("; give a longer --timeout\n"), "{}", outcome.error);
@@ -577,4 +578,25 @@ fn the_output_is_a_file_like_any_other() {
     assert_eq!(folder.read("target"), folder.read("x"));
     // Not private to its owner, as temporary files are.
     assert_eq!(folder.path("target").metadata().unwrap().mode(), folder.path("x").metadata().unwrap().mode());
+}
+
+/// The last bytes leave the program when the file is finished: what goes wrong then is told, too.
+#[cfg(unix)]
+#[test]
+fn an_output_that_finds_no_room_is_a_failure() {
+    let folder = Folder::new();
+    folder.write("x", ab((Dtype::F32, &[5000]), None));
+    folder.write("out", "precious");
+    let before = folder.content();
+    // A limit to the size of files, which comes as an error since its signal is ignored.
+    let script = "trap '' XFSZ; ulimit -f 2; exec \"$0\" reduce-scatter x --output out";
+    let output = Command::new("sh")
+        .args(["-c", script, env!("CARGO_BIN_EXE_crossccl")])
+        .current_dir(folder.0.path())
+        .output()
+        .unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.starts_with("crossccl: out: cannot be written: ") && error.lines().count() == 1, "{error}");
+    assert_eq!((output.status.code(), output.stdout.is_empty()), (Some(1), true));
+    assert!(before == folder.content(), "the folder changed");
 }

@@ -37,8 +37,8 @@ mod cpu {
         let rows = stdout.lines().filter(|l| !l.starts_with('#'));
         let rows: Vec<Vec<_>> = rows.map(|l| l.split_whitespace().map(str::to_owned).collect()).collect();
         for row in &rows {
-            assert_eq!(row.len(), 14, "{row:?}");
-            assert!(["0", "-"].contains(&&*row[9]) && ["0", "-"].contains(&&*row[13]), "{row:?}");
+            assert_eq!(row.len(), 16, "{row:?}");
+            assert!(["0", "-"].contains(&&*row[10]) && ["0", "-"].contains(&&*row[15]), "{row:?}");
         }
         rows
     }
@@ -115,14 +115,14 @@ mod cpu {
     #[test]
     fn bus_bandwidth_is_a_fraction_of_algorithm_bandwidth() {
         let rows = rows("reduce-scatter --ranks 4 --group-size 2 --min-bytes 1M --max-bytes 1M");
-        let [algbw, busbw] = [7, 8].map(|at| rows[0][at].parse::<f64>().expect("a number"));
+        let [algbw, busbw] = [8, 9].map(|at| rows[0][at].parse::<f64>().expect("a number"));
         assert!((busbw - algbw / 2.0).abs() <= 0.001, "{rows:?}");
     }
 
     #[test]
     fn places_can_be_chosen() {
         let size = "--min-bytes 64 --max-bytes 64 --ranks 2";
-        let dashes = |rows: Vec<Vec<String>>| [6, 10].map(|at| rows[0][at..at + 4].iter().all(|c| c == "-"));
+        let dashes = |rows: Vec<Vec<String>>| [6, 11].map(|at| rows[0][at..at + 5].iter().all(|c| c == "-"));
         assert_eq!(dashes(rows(&format!("broadcast {size} --in-place"))), [true, false]);
         assert_eq!(dashes(rows(&format!("broadcast {size} --out-of-place"))), [false, true]);
         assert_eq!(dashes(rows(&format!("reduce-scatter {size} --out-of-place --in-place"))), [false, false]);
@@ -136,7 +136,7 @@ mod cpu {
         let rows = table(text(&output.stdout));
         assert_eq!(rows.len(), 50);
         assert_eq!(rows[0][..2], ["420", "105"]);
-        assert_eq!(rows[0][10..], ["-"; 4]);
+        assert_eq!(rows[0][11..], ["-"; 5]);
         // Short runs, and the last axis.
         self::rows("reduce-scatter --ranks 4 --shape 37x9 --axis 1 --dtype f16 --out-of-place");
         self::rows("reduce-scatter --ranks 4 --shape 3x2 --axis 0");
@@ -148,7 +148,9 @@ mod cpu {
         let path = folder.path().join("out.json");
         let path = path.to_str().expect("text");
         std::fs::write(path, "what was there before").expect("writable");
-        rows(&format!("reduce-scatter --ranks 3 --op max --dtype f64 --min-bytes 80 --max-bytes 320 --json {path}"));
+        let table = rows(&format!(
+            "reduce-scatter --ranks 3 --op max --dtype f64 --min-bytes 80 --max-bytes 320 --json {path}"
+        ));
         let file = std::fs::read_to_string(path).expect("the file");
         let json: serde_json::Value = serde_json::from_str(&file).expect("JSON");
         assert_eq!(json["version"], env!("CARGO_PKG_VERSION"));
@@ -163,6 +165,17 @@ mod cpu {
             assert!(rows[1][place]["time_us_p50"].as_f64() > Some(0.0));
             assert!(rows[1][place]["time_us_p99"].as_f64() >= rows[1][place]["time_us_p50"].as_f64());
             assert_eq!(rows[1][place]["wrong"], 0);
+        }
+        // The table has the same numbers: p50, p99, algbw, busbw of each place.
+        for (row, cells) in rows.iter().zip(&table) {
+            for (place, first) in [("out_of_place", 6), ("in_place", 11)] {
+                let names = ["time_us_p50", "time_us_p99", "algbw_gb_per_s", "busbw_gb_per_s"];
+                for (name, cell) in names.iter().zip(&cells[first..]) {
+                    let (full, shown) =
+                        (row[place][name].as_f64().expect("a number"), cell.parse::<f64>().expect("one"));
+                    assert!((full - shown).abs() <= 0.006_f64.max(full * 1e-5), "{place} {name}: {full} as {shown}");
+                }
+            }
         }
         // Nothing else is left in the folder.
         assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 1);
@@ -182,6 +195,48 @@ mod cpu {
             &format!("perf broadcast --json {here}"),
             &format!("crossccl: perf: --json {here} is a folder; give the name of a file\n"),
         );
+    }
+
+    #[test]
+    fn files_that_would_replace_what_they_should_not() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let here = folder.path().display();
+        let missing = format!("{here}/none");
+        let output = crossccl(&format!("perf broadcast --plot {missing}/a.svg"));
+        assert_eq!((text(&output.stdout), output.status.code()), ("", Some(1)));
+        let error =
+            format!("cannot write --plot {missing}/a.svg: its folder {missing} does not exist; create it first");
+        assert_eq!(text(&output.stderr), format!("crossccl: perf: {error}\n"));
+        for (arguments, error) in [
+            ("perf --plot a.png", "--plot a.png: the picture is an SVG; give a name that ends in .svg".to_owned()),
+            ("perf --plot a", "--plot a: the picture is an SVG; give a name that ends in .svg".into()),
+            (
+                &*format!("perf broadcast --json {here}/a.svg --plot {here}/./a.svg"),
+                format!("--json {here}/a.svg and --plot {here}/./a.svg are one file; give another name to one of them"),
+            ),
+        ] {
+            refused(arguments, &format!("crossccl: perf: {error}\n"));
+        }
+        std::fs::create_dir(folder.path().join("folder.svg")).expect("a folder");
+        refused(
+            &format!("perf --plot {here}/folder.svg"),
+            &format!("crossccl: perf: --plot {here}/folder.svg is a folder; give the name of a file\n"),
+        );
+        #[cfg(unix)]
+        {
+            let _socket = std::os::unix::net::UnixListener::bind(folder.path().join("socket.svg")).expect("a socket");
+            for option in ["--plot", "--json"] {
+                refused(
+                    &format!("perf broadcast {option} {here}/socket.svg"),
+                    &format!(
+                        "crossccl: perf: {option} {here}/socket.svg is not a regular file; give the name of a file\n"
+                    ),
+                );
+            }
+        }
+        let left: Vec<_> =
+            std::fs::read_dir(folder.path()).expect("a folder").map(|f| f.expect("one").file_name()).collect();
+        assert!(left.iter().all(|name| !name.to_string_lossy().starts_with('.')), "{left:?}");
     }
 
     #[test]
@@ -342,6 +397,22 @@ fn help_has_examples() {
     }
 }
 
+#[test]
+fn help_tells_what_the_times_are_and_where_the_picture_goes() {
+    for command in ["perf broadcast", "perf reduce-scatter"] {
+        let help = crossccl(&format!("{command} --help"));
+        let help = text(&help.stdout).split_whitespace().collect::<Vec<_>>().join(" ");
+        for told in [
+            "p50 is their median: half of them took at most this long; p99 is what 99 of 100 took at most",
+            "--plot <FILE.svg> Draw time (p50) and bus bandwidth over size into this file, too.",
+        ] {
+            assert!(help.contains(told), "{command}: {told}\n{help}");
+        }
+    }
+    let help = crossccl("perf --help");
+    assert!(text(&help.stdout).contains("--plot <FILE.svg>"), "{}", text(&help.stdout));
+}
+
 #[cfg(not(feature = "cpu"))]
 #[test]
 fn without_a_backend_it_says_so() {
@@ -357,5 +428,5 @@ fn without_a_backend_it_says_so() {
 fn perf_needs_no_name() {
     let help = crossccl("perf --help");
     assert_eq!(help.status.code(), Some(0));
-    assert!(text(&help.stdout).contains("Usage: crossccl perf [COMMAND]"), "{}", text(&help.stdout));
+    assert!(text(&help.stdout).contains("Usage: crossccl perf [OPTIONS] [COMMAND]"), "{}", text(&help.stdout));
 }

@@ -26,6 +26,13 @@ fn b14_numbers_of_ranks() {
     refused(build(0), "communicator: devices: expected 1 to 64, got 0");
     refused(build(65), "communicator: devices: expected 1 to 64, got 65");
     assert_eq!(build(64).expect("64 ranks").ranks(), 64);
+    // One rank is a copy.
+    let alone = build(1).expect("one rank");
+    let input = alone.buffer_from(0, &[1.5f32; 9]).expect("buffer");
+    let mut output = [alone.buffer(0, 9).expect("buffer")];
+    alone.broadcast(&input, &mut output, 0).expect("launch").wait().expect("outcome");
+    assert_eq!(output[0].to_vec().expect("read"), [1.5; 9]);
+    alone.reduce_scatter([&output[0]], [&mut alone.buffer(0, 9).expect("buffer")], ReduceOp::Sum).expect("launch").wait().expect("outcome");
 }
 
 #[rstest]
@@ -77,7 +84,6 @@ fn roots() {
     assert!(outputs.iter().all(|o| o.to_vec().expect("read") == [0.5; 4]), "something was written");
 }
 
-/// Case C4 among them: nothing is read beyond an input that is too short.
 #[rstest]
 fn lengths() {
     let comm = communicator(3);

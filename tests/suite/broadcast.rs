@@ -2,15 +2,16 @@ use crossccl::{Algorithm, Broadcast, Communicator, DType, RawRank};
 use rstest::rstest;
 
 use super::B;
-use crate::support::{Guarded, Random, assert_same, communicator};
+use crate::support::{Guarded, Random, assert_same, axes, communicator};
 
-/// One byte, around a vector, around a tile of the CPU (16 KiB), primes; bytes.
-const LENGTHS: [usize; 17] =
-    [0, 1, 2, 3, 15, 16, 17, 31, 33, 127, 1000, 16_383, 16_384, 16_385, 32_769, 100_003, 262_145];
-
-fn check(comm: &Communicator<B>, dtype: DType, count: usize, what: Broadcast, root: usize, offsets: [usize; 2], in_place: bool) {
+/// One broadcast, its outputs between guards and poisoned before; compared byte by byte.
+pub(super) fn check(comm: &Communicator<B>, dtype: DType, count: usize, what: Broadcast, root: usize, offsets: [usize; 2], in_place: bool) {
     let ranks = comm.ranks();
-    let name = format!("{ranks} ranks, {count} x {dtype}, {what:?}, offsets {offsets:?}, in place: {in_place}");
+    let plan = comm.plan_broadcast(count, dtype, what.clone()).map_or_else(|e| e.to_string(), |p| p.to_string());
+    let name = format!(
+        "{ranks} ranks, {count} x {dtype}, root {root}, offsets {offsets:?}, in place: {in_place}, plan: {plan}; {}",
+        axes::again()
+    );
     let stream = |rank: usize| comm.stream(rank).expect("a rank");
     let data = Random((count * 64 + root) as u64).bytes(count * dtype.size());
     let mut outputs: Vec<_> =
@@ -30,17 +31,67 @@ fn check(comm: &Communicator<B>, dtype: DType, count: usize, what: Broadcast, ro
     }
 }
 
-/// Every length from every root, three times on the same communicator.
+/// The matrix: any two of count, root, dtype and the two offsets meet, for each number of ranks and
+/// algorithm, in place and not, all on one communicator.
 #[rstest]
 fn matches_the_input(
     #[values(1, 2, 3, 4, 5, 6, 7, 8)] ranks: usize,
-    #[values(Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect)] algorithm: Algorithm,
+    #[values(Algorithm::Auto, Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect)] algorithm: Algorithm,
     #[values(false, true)] in_place: bool,
 ) {
-    let comm = communicator(ranks);
-    for length in LENGTHS {
-        for root in 0..ranks {
-            check(&comm, DType::U8, length, Broadcast::from_root(root).algorithm(algorithm), root, [0, 0], in_place);
+    let comm = axes::communicator::<B>(ranks);
+    let what = |root: usize| Broadcast::from_root(root).algorithm(algorithm).max_blocks(axes::BLOCKS);
+    let counts = DType::ALL.map(|dtype| {
+        let plan = |count| comm.plan_broadcast(count, dtype, what(0)).expect("plan");
+        axes::counts(dtype, axes::largest::<B>(ranks), plan)
+    });
+    let most = counts.iter().map(Vec::len).max().unwrap_or(0);
+    for [count, root, dtype, from, to] in axes::pairs([most, ranks, counts.len(), 2, 2]) {
+        let counts = &counts[dtype];
+        check(&comm, DType::ALL[dtype], counts[count % counts.len()], what(root), root, [from, to], in_place);
+    }
+}
+
+/// An algorithm that the planner learns must come into the lists of this suite.
+#[rstest]
+fn every_algorithm_is_in_the_matrix() {
+    let here = [Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect];
+    assert_eq!(axes::offered(&axes::communicator::<B>(4)), here);
+}
+
+/// The thresholds that the matrix goes around are there: more blocks, a second and a third round.
+#[rstest]
+fn the_counts_meet_every_threshold() {
+    let comm = axes::communicator::<B>(3);
+    let plans = |algorithm: Algorithm| {
+        let what = || Broadcast::from_root(0).algorithm(algorithm).max_blocks(axes::BLOCKS);
+        let plan = |count| comm.plan_broadcast(count, DType::U8, what()).expect("plan");
+        axes::counts(DType::U8, axes::largest::<B>(3), plan).into_iter().map(plan).collect::<Vec<_>>()
+    };
+    for algorithm in axes::offered(&comm) {
+        assert!((1..=axes::BLOCKS).all(|blocks| plans(algorithm).iter().any(|p| p.blocks == blocks)), "{algorithm}");
+    }
+    assert!((1..=3).all(|rounds| plans(Algorithm::TwoStageStaged).iter().any(|p| p.rounds == rounds)));
+}
+
+/// The same communicator and the same buffers three times, with other data from another root each time.
+#[rstest]
+fn three_times_on_the_same_buffers(
+    #[values(2, 3, 8)] ranks: usize,
+    #[values(Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect)] algorithm: Algorithm,
+) {
+    let comm = axes::communicator::<B>(ranks);
+    let count = axes::largest::<B>(ranks) + 1;
+    let mut buffers: Vec<_> =
+        (0..ranks).map(|r| Guarded::<B>::new(comm.stream(r).expect("a rank"), DType::U8, count, r)).collect();
+    for turn in 0..3 {
+        let root = (turn + 1) % ranks;
+        let data = Random(turn as u64).bytes(count);
+        buffers[root].set(&data);
+        let what = Broadcast::from_root(root).algorithm(algorithm).max_blocks(axes::BLOCKS);
+        comm.broadcast_in_place(buffers.iter_mut().map(Guarded::output), what).expect("launch").wait().expect("outcome");
+        for (rank, buffer) in buffers.iter().enumerate() {
+            assert_same(&format!("turn {turn}, rank {rank}; {}", axes::again()), DType::U8, &buffer.data(), &data);
         }
     }
 }
@@ -112,7 +163,7 @@ fn c7_devices_in_any_order(#[values(Algorithm::OneStage, Algorithm::TwoStageStag
 
 /// Case E8: no payload is mistaken for a sentinel.
 #[rstest]
-fn e8_every_bit_pattern_arrives(#[values(0u32, u32::MAX, 0x8000_0000, 0x7fc0_0001)] pattern: u32) {
+fn e8_every_bit_pattern_arrives(#[values(0u32, u32::MAX, 0x8000_0000, 0x8000_8000, 0x7fc0_0001)] pattern: u32) {
     let comm = communicator::<B>(3);
     let input = comm.buffer_from(0, &[pattern; 5000]).expect("buffer");
     let mut outputs: Vec<_> = (0..3).map(|r| comm.buffer_from(r, &[!pattern; 5000]).expect("buffer")).collect();
@@ -121,30 +172,6 @@ fn e8_every_bit_pattern_arrives(#[values(0u32, u32::MAX, 0x8000_0000, 0x7fc0_000
         comm.broadcast(&input, &mut outputs, what).expect("launch").wait().expect("outcome");
         assert!(outputs.iter().all(|o| o.to_vec().expect("read") == [pattern; 5000]));
     }
-}
-
-/// Case B1: offsets beyond 32 bits. 4 GiB and 5 bytes to one peer.
-#[rstest]
-fn b1_more_than_four_gib() {
-    let length = (1usize << 32) + 5;
-    let comm = communicator::<B>(2);
-    let mut buffers = [0, 1].map(|r| comm.buffer::<u8>(r, length).expect("buffer"));
-    let marks = [0, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32, length - 1];
-    for (i, mark) in marks.into_iter().enumerate() {
-        buffers[0].write_at(mark, &[i as u8 + 1]).expect("write");
-    }
-    buffers[1].fill_bytes(0xff).expect("fill");
-    comm.broadcast_in_place(&mut buffers, 0).expect("launch").wait().expect("outcome");
-    let mut found = Vec::new();
-    let mut piece = vec![0; 1 << 24];
-    for start in (0..length).step_by(piece.len()) {
-        let piece = &mut piece[..(length - start).min(1 << 24)];
-        buffers[1].read_at(start, piece).expect("read");
-        if piece.iter().any(|b| *b != 0) {
-            found.extend(piece.iter().enumerate().filter(|(_, b)| **b != 0).map(|(i, b)| (start + i, *b)));
-        }
-    }
-    assert_eq!(found, marks.into_iter().zip(1..).collect::<Vec<_>>());
 }
 
 /// I9: the 16 bits of epoch in a record's fingerprint wrap around, which must not matter.

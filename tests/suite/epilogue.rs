@@ -282,7 +282,7 @@ fn a_residual_overlaps_its_own_output_or_nothing() {
 #[case::lengths("parts", ReduceScatter::new(ReduceOp::Sum).lengths([4, 4]), ReduceScatter::new(ReduceOp::Sum).lengths([3, 5]), "[3, 5]")]
 #[case::some_lengths("parts", ReduceScatter::new(ReduceOp::Sum).lengths([4, 4]), ReduceScatter::new(ReduceOp::Sum), "an even split")]
 #[case::dtypes("output dtype", ReduceScatter::new(ReduceOp::Sum).output_dtype(DType::BF16), ReduceScatter::new(ReduceOp::Sum), "f32")]
-fn c6_disagreement_is_named(#[case] field: &str, #[case] first: ReduceScatter, #[case] second: ReduceScatter, #[case] value: &str) {
+fn c6_lengths_and_output_dtypes_that_differ(#[case] field: &str, #[case] first: ReduceScatter, #[case] second: ReduceScatter, #[case] value: &str) {
     let ranks = cells(rank_handles::<B>(2, std::time::Duration::from_secs(5)));
     let errors = on_threads(&ranks, |rank, comm| {
         let what = [&first, &second][rank].clone();

@@ -51,8 +51,9 @@ fn a9_a_missing_root_is_named(
         assert!(*waited >= SHORT && *waited < SHORT * 3, "{waited:?}");
         assert!(error.to_string().contains(" ms for rank 2 (rank 2 has called nothing yet); call reset on all ranks"), "{error}");
     }
-    // Whoever comes late is refused: it must not touch what is gone.
+    // Whoever comes late is refused: it must not touch what is gone. The streams go on.
     on_threads(&handles, |_, comm| {
+        assert_eq!(comm.buffer_from(&[7u8; 3]).and_then(|b| b.to_vec()), Ok(vec![7; 3]));
         let error = broadcast(comm, 0).expect_err("poisoned");
         assert!(matches!(&error, Error::Poisoned { cause } if matches!(&**cause, Error::Timeout { .. })), "{error}");
     });
@@ -111,7 +112,7 @@ fn a_late_rank_is_waited_for() {
 }
 
 /// One rank calls something else. `calls[rank]` runs on each rank with a guarded output.
-fn disagree(agreement: Agreement, field: &str, values: &[&str], call: impl Fn(usize, &RankComm<B>) -> Result<()> + Sync) {
+pub(super) fn disagree(agreement: Agreement, field: &str, values: &[&str], call: impl Fn(usize, &RankComm<B>) -> Result<()> + Sync) {
     let handles = strict(agreement, values.len());
     let begin = Instant::now();
     let outcomes = on_threads(&handles, |me, comm| call(me, comm));
@@ -177,6 +178,10 @@ fn c5_counts_that_differ(#[values(Agreement::Dependent, Agreement::Strict)] agre
     disagree(agreement, "count", &["409600", "409598", "409598"], |me, comm| {
         let count = if me == 0 { 409_600 } else { 409_598 };
         guarded_broadcast(comm, DType::F32, count, Broadcast::from_root(0))
+    });
+    disagree(agreement, "count", &["409600", "409598", "409598"], |me, comm| {
+        let count = if me == 0 { 409_600 } else { 409_598 };
+        guarded_reduce_scatter(comm, DType::F32, [count, 1], ReduceScatter::new(ReduceOp::Sum))
     });
 }
 

@@ -36,12 +36,12 @@ fn f2_f16_does_not_overflow_in_the_middle() {
     assert_eq!(reduce(ReduceOp::Sum, &values), f16::from_f32(60000.0));
 }
 
-/// The order is rank 0, 1, 2, 3 on whichever rank owns the element.
+/// The order is rank 0, 1, 2, 3 on whichever rank owns the element: 2^24 + c goes to an even number first.
 #[rstest]
-fn f4_one_order_on_every_rank(#[values(1.0, 2.0, 3.0)] c: f32, #[values(0.0, 1.0)] d: f32) {
+fn f4_one_order_on_every_rank(#[values(1, 2, 3)] c: usize, #[values(0.0, 1.0)] d: f32) {
     let big = (1 << 24) as f32;
-    let expected = (((big + c) + -big) + -d).to_bits();
-    assert_eq!(reduce(ReduceOp::Sum, &[big, c, -big, -d]).to_bits(), expected);
+    let rounded = [0.0, 0.0, 2.0, 4.0][c];
+    assert_eq!(reduce(ReduceOp::Sum, &[big, c as f32, -big, -d]), rounded - d);
 }
 
 #[rstest]
@@ -130,19 +130,19 @@ fn every_16_bit_value_round_trips() {
     check!(bf16, bf16::NEG_ZERO, bf16::from_f32(0.0039));
 }
 
-/// Case F5: one hash, whatever the blocks, the run, or other communicators at work.
+/// Case F5: one result, whatever the blocks, the run, or other communicators at work.
 #[rstest]
 fn f5_the_same_bits_every_time() {
     let mut random = crate::support::Random(5);
     let data: Vec<Vec<f32>> = (0..8)
-        .map(|_| (0..50_000).map(|_| (random.next() as f32 / u64::MAX as f32 - 0.5) * 1e6).collect())
+        .map(|_| (0..40_000).map(|_| (random.next() as f32 / u64::MAX as f32 - 0.5) * 1e6).collect())
         .collect();
     let mut first: Option<Vec<u32>> = None;
-    for run in 0..12 {
-        let others: Vec<_> = (0..run % 3).map(|_| communicator::<B>(2)).collect();
+    for run in 0..100 {
+        let others: Vec<_> = (0..run % 4).map(|_| communicator::<B>(2)).collect();
         let comm = communicator::<B>(8);
         let inputs: Vec<_> = data.iter().enumerate().map(|(r, d)| comm.buffer_from(r, d).expect("buffer")).collect();
-        let mut outputs: Vec<_> = (0..8).map(|r| comm.buffer::<f32>(r, 6250).expect("buffer")).collect();
+        let mut outputs: Vec<_> = (0..8).map(|r| comm.buffer::<f32>(r, 5000).expect("buffer")).collect();
         let what = ReduceScatter::new(ReduceOp::Sum).max_blocks([1, 7, 64][run % 3]);
         comm.reduce_scatter(&inputs, &mut outputs, what).expect("launch").wait().expect("outcome");
         let bits: Vec<u32> = outputs.iter().flat_map(|o| o.to_vec().expect("read")).map(f32::to_bits).collect();

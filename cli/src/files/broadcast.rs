@@ -224,8 +224,8 @@ impl<B: Backend> Ranks<B> {
         })?;
         let outputs = self.lanes.iter_mut().flat_map(|l| &mut l.copies).filter_map(|c| c.buffer.as_mut());
         let started = Instant::now();
-        // The failure of an early rank can show while the later ones are launched.
-        comm.broadcast(&*input, outputs, self.what.clone()).and_then(|f| f.wait()).map_err(not_done)?;
+        // The call may tell of it as well as the wait: a rank has failed by then.
+        comm.broadcast(&*input, outputs, self.what.clone()).and_then(|call| call.wait()).map_err(not_done)?;
         self.in_collective += started.elapsed();
         each_lane(&mut self.lanes, |lane| {
             lane.host.resize(piece.len(), 0);

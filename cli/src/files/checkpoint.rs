@@ -7,7 +7,7 @@ use std::{
     collections::{HashMap, HashSet},
     fmt,
     fs::File,
-    io::{self, BufWriter, Read, Seek, SeekFrom, Write},
+    io::{self, Read, Seek, SeekFrom, Write},
     path::{Path, PathBuf},
 };
 
@@ -17,10 +17,9 @@ use serde::{
     Deserialize, Deserializer,
     de::{Error as _, MapAccess, Visitor},
 };
-use tempfile::TempPath;
 
 use super::failure;
-use crate::error::CliError;
+use crate::{error::CliError, whole_file::WholeFile};
 
 /// Bytes of the word in front that tells the length of the header.
 const WORD: u64 = 8;
@@ -229,29 +228,18 @@ fn reducible(dtype: Dtype) -> Option<DType> {
     })
 }
 
-/// A file that comes into being whole or not at all: a temporary one beside it until [`finish`](Self::finish).
+/// A checkpoint that comes into being whole or not at all.
 pub(super) struct Output {
-    file: BufWriter<File>,
-    temporary: TempPath,
+    file: WholeFile,
     path: PathBuf,
 }
 
 impl Output {
     /// Starts a file with the header of `like`, so with its names, dtypes, shapes and metadata.
     pub(super) fn create(path: &Path, like: &Checkpoint) -> Result<Self, CliError> {
-        // Through a symbolic link: what it points to is replaced, not the link.
-        let path = path.canonicalize().unwrap_or_else(|_| path.into());
-        let mut builder = tempfile::Builder::new();
-        builder.prefix(".crossccl-").suffix(".tmp");
-        // As for any new file, rather than for the owner alone.
-        #[cfg(unix)]
-        builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-        let file = builder
-            .tempfile_in(folder(&path))
-            .map_err(|error| failure(&path, format!("cannot be written: its folder takes no new file: {error}")))?;
-        // Apart, since errors of the whole name the temporary file, which nobody asked for.
-        let (file, temporary) = file.into_parts();
-        let mut output = Output { file: BufWriter::with_capacity(1 << 20, file), temporary, path };
+        let file = WholeFile::create(path)
+            .map_err(|error| failure(path, format!("cannot be written: its folder takes no new file: {error}")))?;
+        let mut output = Output { file, path: path.into() };
         output.write(&like.head)?;
         Ok(output)
     }
@@ -262,26 +250,13 @@ impl Output {
 
     /// Makes it last, then gives it its name.
     pub(super) fn finish(self) -> Result<(), CliError> {
-        let Output { file, temporary, path } = self;
-        let file = file.into_inner().map_err(|error| not_written(&path, error.into_error()))?;
-        file.sync_all().map_err(|error| not_written(&path, error))?;
-        temporary.persist(&path).map_err(|error| not_written(&path, error.error))?;
-        // The name is in place; that it outlives a power cut is not promised by every file system.
-        #[cfg(unix)]
-        if let Ok(folder) = File::open(folder(&path)) {
-            let _ = folder.sync_all();
-        }
-        Ok(())
+        let Output { file, path } = self;
+        file.finish().map_err(|error| not_written(&path, error))
     }
 }
 
 fn not_written(path: &Path, error: io::Error) -> CliError {
     failure(path, format!("cannot be written: {error}"))
-}
-
-/// Of `name` alone, the parent is the empty path.
-pub(super) fn folder(path: &Path) -> &Path {
-    path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 #[cfg(test)]

@@ -14,12 +14,12 @@ use crossccl::{Backend, Buffer, Communicator, DType, ReduceOp, ReduceScatter, Un
 
 use super::{
     CommonArguments, check_ranks,
-    checkpoint::{Checkpoint, Output, Tensor, folder},
+    checkpoint::{Checkpoint, Output, Tensor},
     failure, not_done, parse_bytes,
     progress::Progress,
     say,
 };
-use crate::{backend::with_backend, error::CliError};
+use crate::{backend::with_backend, error::CliError, whole_file::folder};
 
 /// Where nothing else is asked for, all ranks together have at most this many bytes of input at a time.
 const IN_MEMORY: usize = 64 << 20;
@@ -151,7 +151,7 @@ impl<B: Backend> Reduction<B> {
             }
             self.comm
                 .reduce_scatter(&buffers.inputs, &mut buffers.outputs, self.what.clone())
-                .and_then(|flight| flight.wait())
+                .and_then(|call| call.wait())
                 .map_err(not_done)?;
             for part in &buffers.outputs {
                 let bytes = &mut self.host[..part.size_in_bytes()];

@@ -7,6 +7,8 @@
 mod cases;
 mod check;
 mod job;
+mod output;
+mod plot;
 mod report;
 mod values;
 
@@ -15,11 +17,12 @@ use std::{path::PathBuf, str::FromStr, time::Duration};
 use clap::{Args, Parser, Subcommand};
 use crossccl::{Algorithm, Backend, BackendKind, Broadcast, Communicator, DType, MAX_RANKS, ReduceOp, ReduceScatter};
 
-use crate::{backend::with_backend, error::CliError, size};
+use crate::{backend::with_backend, error::CliError, size, whole_file};
 use cases::Case;
 use check::Tally;
 use job::{Bench, BroadcastJob, Job, Place, ReduceScatterJob};
-use report::{Measured, Report, Row};
+use plot::Plot;
+use report::{Document, Measured, Report, Row};
 
 const BROADCAST_HELP: &str = "\
 Examples:
@@ -40,6 +43,10 @@ The size is that of one rank's whole input.";
 pub(crate) struct PerfArguments {
     #[command(subcommand)]
     command: Option<PerfCommand>,
+    /// Draw time (p50) and bus bandwidth over size into this file, too. A run for a picture has up to 8
+    /// series: combinations of dtype, op, root, algorithm and place
+    #[arg(long, value_name = "FILE.svg", global = true)]
+    plot: Option<PathBuf>,
 }
 
 /// For the defaults of each command, which clap knows.
@@ -110,7 +117,8 @@ pub(crate) struct CommonArguments {
     /// From each size to the next
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(2..))]
     factor: u32,
-    /// Timed calls of each size; the table shows their median
+    /// Timed calls of each size. The table's p50 is their median: half of them took at most this long; p99
+    /// is what 99 of 100 took at most, so with fewer than 100 calls the longest
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     iters: u32,
     /// Calls before them that are not timed
@@ -253,21 +261,36 @@ impl ReduceScatterArguments {
 }
 
 pub(crate) fn run(arguments: &PerfArguments) -> Result<(), CliError> {
-    if let Some(command) = &arguments.command {
-        return run_one(command);
+    let both = match &arguments.command {
+        Some(_) => Vec::new(),
+        None => ["broadcast", "reduce-scatter"]
+            .into_iter()
+            .map(|name| Defaults::try_parse_from(["perf", name]).map(|defaults| defaults.command))
+            .collect::<Result<_, _>>()
+            .map_err(|e| CliError::Usage(e.to_string()))?,
+    };
+    let commands = arguments.command.iter().chain(&both);
+    let json = arguments.command.as_ref().and_then(|command| command.common().json.as_deref());
+    if let (Some(json), Some(plot)) = (json, arguments.plot.as_deref())
+        && whole_file::same_name(json, plot)
+    {
+        return Err(CliError::Usage(format!(
+            "perf: --json {} and --plot {} are one file; give another name to one of them",
+            json.display(),
+            plot.display()
+        )));
     }
-    for name in ["broadcast", "reduce-scatter"] {
-        let defaults = Defaults::try_parse_from(["perf", name]);
-        run_one(&defaults.map_err(|e| CliError::Usage(e.to_string()))?.command)?;
-    }
-    Ok(())
+    let plot = arguments.plot.as_deref().map(Plot::create).transpose()?;
+    let documents = commands.map(|command| run_one(command, plot.is_some())).collect::<Result<Vec<_>, _>>()?;
+    // Wrong results have ended this before: nobody shall show a picture of them around.
+    plot.map_or(Ok(()), |plot| plot.write(&documents))
 }
 
-fn run_one(command: &PerfCommand) -> Result<(), CliError> {
-    with_backend!(command.common().backend, Chosen => measure::<Chosen>(command))
+fn run_one(command: &PerfCommand, plotted: bool) -> Result<Document, CliError> {
+    with_backend!(command.common().backend, Chosen => measure::<Chosen>(command, plotted))
 }
 
-fn measure<B: Backend>(command: &PerfCommand) -> Result<(), CliError> {
+fn measure<B: Backend>(command: &PerfCommand, plotted: bool) -> Result<Document, CliError> {
     let common = command.common();
     let cases = command.cases()?;
     let comm =
@@ -296,8 +319,12 @@ fn measure<B: Backend>(command: &PerfCommand) -> Result<(), CliError> {
         in_place = false;
     }
 
-    let mut report = Report::start::<B>(command)?;
-    for (case, plan) in cases.iter().zip(&plans) {
+    let rows: Vec<Row> = cases.iter().zip(&plans).map(|(case, plan)| Row::new(case, plan)).collect();
+    if plotted {
+        Plot::check(command.name(), &rows, [out_of_place, in_place])?;
+    }
+    let mut report = Report::start::<B>(command, &rows)?;
+    for (case, mut row) in cases.iter().zip(rows) {
         let bench = Bench::new(&comm, case, common.unalign)?;
         let mut job: Box<dyn Job> = match command {
             PerfCommand::Broadcast(a) => Box::new(BroadcastJob::new(bench, a.what(case))?),
@@ -311,8 +338,9 @@ fn measure<B: Backend>(command: &PerfCommand) -> Result<(), CliError> {
             true => time_and_verify(&mut *job, place, common, case.bytes).map(Some),
             false => Ok(None),
         };
-        let [out_of_place, in_place] = [one(Place::Out, out_of_place)?, one(Place::In, in_place)?];
-        report.row(Row::new(case, plan, out_of_place, in_place))?;
+        row.out_of_place = one(Place::Out, out_of_place)?;
+        row.in_place = one(Place::In, in_place)?;
+        report.row(row)?;
     }
     report.finish()
 }

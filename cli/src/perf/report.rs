@@ -1,31 +1,28 @@
 //! The table, row by row as it comes, and the JSON document.
 
 use std::{
-    fs::Permissions,
     io::{self, Write},
     num::NonZero,
-    path::{Path, PathBuf},
     thread::available_parallelism,
     time::Duration,
 };
 
 use crossccl::{Backend, Plan};
 use serde::Serialize;
-use tempfile::NamedTempFile;
 
-use super::{PerfCommand, cases::Case, check::Tally};
+use super::{PerfCommand, cases::Case, check::Tally, output::Output};
 use crate::error::CliError;
 
 /// One place of one row.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Measured {
-    time_us_p50: f64,
+    pub(crate) time_us_p50: f64,
     time_us_p99: f64,
     time_us_min: f64,
     time_us_max: f64,
     /// 10^9 bytes a second, at the median.
     algbw_gb_per_s: f64,
-    busbw_gb_per_s: f64,
+    pub(crate) busbw_gb_per_s: f64,
     wrong: u64,
     checked: u64,
 }
@@ -62,20 +59,21 @@ fn percentile(times: &[Duration], percent: usize) -> Duration {
 /// One row.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Row {
-    bytes: u64,
+    pub(crate) bytes: u64,
     count: usize,
-    dtype: &'static str,
-    op: Option<&'static str>,
-    root: Option<usize>,
-    algorithm: &'static str,
+    pub(crate) dtype: &'static str,
+    pub(crate) op: Option<&'static str>,
+    pub(crate) root: Option<usize>,
+    pub(crate) algorithm: &'static str,
     blocks: u32,
     rounds: u32,
-    out_of_place: Option<Measured>,
-    in_place: Option<Measured>,
+    pub(crate) out_of_place: Option<Measured>,
+    pub(crate) in_place: Option<Measured>,
 }
 
 impl Row {
-    pub(crate) fn new(case: &Case, plan: &Plan, out_of_place: Option<Measured>, in_place: Option<Measured>) -> Self {
+    /// What is known before anything is measured.
+    pub(crate) fn new(case: &Case, plan: &Plan) -> Self {
         Row {
             bytes: case.bytes,
             count: case.count,
@@ -85,64 +83,115 @@ impl Row {
             algorithm: plan.algorithm.name(),
             blocks: plan.blocks,
             rounds: plan.rounds,
-            out_of_place,
-            in_place,
+            out_of_place: None,
+            in_place: None,
         }
-    }
-
-    fn line(&self) -> String {
-        let dash = || "-".to_owned();
-        let place = |m: &Option<Measured>| match m {
-            Some(m) => [
-                format!("{:.2}", m.time_us_p50),
-                format!("{:.3}", m.algbw_gb_per_s),
-                format!("{:.3}", m.busbw_gb_per_s),
-                m.wrong.to_string(),
-            ],
-            None => [dash(), dash(), dash(), dash()],
-        };
-        columns(
-            [&self.bytes.to_string(), &self.count.to_string()],
-            [self.dtype, self.op.unwrap_or("-"), &self.root.map_or_else(dash, |r| r.to_string()), self.algorithm],
-            [place(&self.out_of_place), place(&self.in_place)],
-        )
     }
 }
 
-fn columns<S: AsRef<str>>(
-    [bytes, count]: [&str; 2],
-    [dtype, op, root, algorithm]: [&str; 4],
-    places: [[S; 4]; 2],
-) -> String {
-    let mut line = format!("{bytes:>12} {count:>12} {dtype:>6} {op:>8} {root:>5} {algorithm:>17}");
-    for [time, algbw, busbw, wrong] in places {
-        let [time, algbw, busbw, wrong] = [time.as_ref(), algbw.as_ref(), busbw.as_ref(), wrong.as_ref()];
-        line += &format!(" {time:>11} {algbw:>8} {busbw:>8} {wrong:>7}");
+/// The columns of what is measured, and of how it went in each place: head, unit and least width. What is
+/// longer moves what follows; a call of ten seconds does.
+const CASE: [(&str, &str); 6] =
+    [("size", "(B)"), ("elements", ""), ("type", ""), ("op", ""), ("root", ""), ("algorithm", "")];
+const PLACE: [(&str, &str, usize); 5] =
+    [("p50", "(us)", 7), ("p99", "(us)", 7), ("algbw", "(GB/s)", 6), ("busbw", "(GB/s)", 6), ("wrong", "", 5)];
+
+/// The table of certain rows, as narrow as they allow: a terminal's width is soon spent.
+#[derive(Debug)]
+struct Table {
+    /// Of [`CASE`].
+    widths: [usize; 6],
+}
+
+impl Table {
+    fn new(rows: &[Row]) -> Self {
+        let mut widths = CASE.map(|(head, _)| head.len());
+        // The sign of a comment stands before the head.
+        widths[0] += 1;
+        for row in rows {
+            for (width, cell) in widths.iter_mut().zip(Self::case(row)) {
+                *width = cell.len().max(*width);
+            }
+        }
+        Table { widths }
     }
-    line
+
+    fn case(row: &Row) -> [String; 6] {
+        let dash = || "-".to_owned();
+        [
+            row.bytes.to_string(),
+            row.count.to_string(),
+            row.dtype.into(),
+            row.op.map_or_else(dash, str::to_owned),
+            row.root.map_or_else(dash, |root| root.to_string()),
+            row.algorithm.into(),
+        ]
+    }
+
+    fn place(measured: &Option<Measured>) -> [String; 5] {
+        let Some(m) = measured else { return [const { String::new() }; 5].map(|_| "-".into()) };
+        [
+            digits(m.time_us_p50, 2, 7),
+            digits(m.time_us_p99, 2, 7),
+            digits(m.algbw_gb_per_s, 3, 6),
+            digits(m.busbw_gb_per_s, 3, 6),
+            m.wrong.to_string(),
+        ]
+    }
+
+    fn line<S: AsRef<str>>(&self, case: [S; 6], places: [[S; 5]; 2]) -> String {
+        let widths = self.widths.into_iter().chain([PLACE, PLACE].concat().into_iter().map(|(_, _, width)| width));
+        let cells = case.iter().chain(places.iter().flatten());
+        let cells = cells.zip(widths).map(|(cell, width)| format!("{:>width$}", cell.as_ref()));
+        cells.collect::<Vec<_>>().join(" ")
+    }
+
+    fn row(&self, row: &Row) -> String {
+        self.line(Self::case(row), [&row.out_of_place, &row.in_place].map(Self::place))
+    }
+
+    fn head(&self) -> String {
+        let heads = PLACE.map(|(head, _, _)| head);
+        let units = PLACE.map(|(_, unit, _)| unit);
+        let one: usize = PLACE.iter().map(|(_, _, width)| width + 1).sum();
+        let case = self.widths.iter().map(|width| width + 1).sum::<usize>() - 1;
+        let lines = [
+            format!("{:case$}{:^one$}{:^one$}", "", "out-of-place", "in-place"),
+            self.line(CASE.map(|(head, _)| head), [heads; 2]),
+            self.line(CASE.map(|(_, unit)| unit), [units; 2]),
+        ];
+        lines.iter().map(|line| format!("#{}\n", line[1..].trim_end())).collect()
+    }
+}
+
+/// A number with up to `decimals` behind the point, fewer where it would be longer than `width`.
+fn digits(value: f64, decimals: usize, width: usize) -> String {
+    let shorter = |decimals: &usize| format!("{value:.decimals$}").len() <= width;
+    let decimals = (0..=decimals).rev().find(shorter).unwrap_or(0);
+    format!("{value:.decimals$}")
 }
 
 /// The JSON document.
 #[derive(Debug, Serialize)]
-struct Document {
+pub(crate) struct Document {
     program: &'static str,
-    version: &'static str,
-    collective: &'static str,
-    backend: &'static str,
-    ranks: usize,
-    cores: usize,
+    pub(crate) version: &'static str,
+    pub(crate) collective: &'static str,
+    pub(crate) backend: &'static str,
+    pub(crate) ranks: usize,
+    pub(crate) cores: usize,
     /// One a rank.
-    devices: Vec<String>,
-    algorithm_asked: &'static str,
-    group_size: Option<usize>,
-    shape: Option<Vec<usize>>,
-    axis: Option<i64>,
-    unalign: usize,
-    max_blocks: Option<u32>,
+    pub(crate) devices: Vec<String>,
+    pub(crate) algorithm_asked: &'static str,
+    pub(crate) group_size: Option<usize>,
+    pub(crate) shape: Option<Vec<usize>>,
+    pub(crate) axis: Option<i64>,
+    pub(crate) unalign: usize,
+    pub(crate) max_blocks: Option<u32>,
     timeout_s: f64,
     warmup: u32,
-    iters: u32,
-    rows: Vec<Row>,
+    pub(crate) iters: u32,
+    pub(crate) rows: Vec<Row>,
     wrong: u64,
     checked: u64,
     average_busbw_gb_per_s: f64,
@@ -150,13 +199,14 @@ struct Document {
 
 pub(crate) struct Report {
     document: Document,
-    json: Option<JsonFile>,
+    table: Table,
+    json: Option<Output>,
 }
 
 impl Report {
     /// Opens the JSON file, so that a path that cannot be written is told before the work, and prints the
-    /// head of the table.
-    pub(crate) fn start<B: Backend>(command: &PerfCommand) -> Result<Self, CliError> {
+    /// head of a table of `rows`.
+    pub(crate) fn start<B: Backend>(command: &PerfCommand, rows: &[Row]) -> Result<Self, CliError> {
         let common = command.common();
         let ranks = common.ranks as usize;
         let reduce_scatter = match command {
@@ -185,8 +235,8 @@ impl Report {
             checked: 0,
             average_busbw_gb_per_s: 0.0,
         };
-        let json = common.json.as_deref().map(JsonFile::create).transpose()?;
-        let report = Report { document, json };
+        let json = common.json.as_deref().map(|path| Output::create("--json", path)).transpose()?;
+        let report = Report { document, table: Table::new(rows), json };
         print(&report.head())?;
         Ok(report)
     }
@@ -208,27 +258,20 @@ impl Report {
         }
         text += &format!(", data {} elements into each buffer\n", d.unalign);
         text += &format!(
-            "# {} calls to warm up, then {} timed; time is their median, GB are 10^9 bytes\n#\n",
+            "# {} calls to warm up, then {} timed; bandwidth at their median (p50), GB are 10^9 bytes\n#\n",
             d.warmup, d.iters
         );
-        let heads = [["time", "algbw", "busbw", "#wrong"], ["time", "algbw", "busbw", "#wrong"]];
-        let units = [["(us)", "(GB/s)", "(GB/s)", ""], ["(us)", "(GB/s)", "(GB/s)", ""]];
-        // Over the columns of each place.
-        text += &format!("#{:64} {:>25} {:>37}\n", "", "out-of-place", "in-place");
-        let title = |line: String| format!("#{}\n", line[1..].trim_end());
-        text += &title(columns(["size", "count"], ["type", "op", "root", "algorithm"], heads));
-        text += &title(columns(["(B)", "(elements)"], [""; 4], units));
-        text
+        text + &self.table.head()
     }
 
     pub(crate) fn row(&mut self, row: Row) -> Result<(), CliError> {
-        print(&format!("{}\n", row.line()))?;
+        print(&format!("{}\n", self.table.row(&row)))?;
         self.document.rows.push(row);
         Ok(())
     }
 
     /// Prints the totals and writes the JSON file; an error if any element was wrong.
-    pub(crate) fn finish(mut self) -> Result<(), CliError> {
+    pub(crate) fn finish(mut self) -> Result<Document, CliError> {
         let measured = || self.document.rows.iter().flat_map(|r| [r.out_of_place, r.in_place]).flatten();
         let mut tally = Tally::default();
         measured().for_each(|m| tally.add(m.tally()));
@@ -241,9 +284,12 @@ impl Report {
         self.document.checked = tally.checked;
         self.document.average_busbw_gb_per_s = average;
         if let Some(json) = self.json {
-            json.write(&self.document)?;
+            let text = serde_json::to_string_pretty(&self.document);
+            let text = text.map_err(|e| CliError::Failure(format!("perf: cannot write the results as JSON: {e}")))?;
+            json.write(format!("{text}\n").as_bytes())?;
         }
-        verdict(self.document.collective, tally)
+        verdict(self.document.collective, tally)?;
+        Ok(self.document)
     }
 }
 
@@ -270,49 +316,55 @@ fn print(text: &str) -> Result<(), CliError> {
         .map_err(|e| CliError::Failure(format!("perf: cannot write to standard output: {e}")))
 }
 
-/// A file that is there whole or not at all.
-struct JsonFile {
-    file: NamedTempFile,
-    path: PathBuf,
-}
-
-impl JsonFile {
-    fn create(path: &Path) -> Result<Self, CliError> {
-        if path.is_dir() {
-            return Err(CliError::Usage(format!(
-                "perf: --json {} is a folder; give the name of a file",
-                path.display()
-            )));
+/// What a run might have measured: bytes, time and bus bandwidth of each row, which has both places.
+#[cfg(test)]
+pub(crate) fn example(collective: &'static str, measured: &[(u64, f64, f64)]) -> Document {
+    let row = |&(bytes, time, busbw): &(u64, f64, f64)| {
+        let m = Measured {
+            time_us_p50: time,
+            time_us_p99: time,
+            time_us_min: time,
+            time_us_max: time,
+            algbw_gb_per_s: busbw,
+            busbw_gb_per_s: busbw,
+            wrong: 0,
+            checked: 1,
+        };
+        Row {
+            bytes,
+            count: bytes as usize / 4,
+            dtype: "f32",
+            op: None,
+            root: None,
+            algorithm: "one-stage",
+            blocks: 1,
+            rounds: 1,
+            out_of_place: Some(m),
+            in_place: Some(m),
         }
-        let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let mut builder = tempfile::Builder::new();
-        builder.prefix(".crossccl-perf-");
-        if let Some(permissions) = ordinary_permissions() {
-            builder.permissions(permissions);
-        }
-        let file = builder.tempfile_in(folder).map_err(|e| Self::error(path, e))?;
-        Ok(JsonFile { file, path: path.to_owned() })
+    };
+    Document {
+        program: "crossccl",
+        version: "0.0.0",
+        collective,
+        backend: "cpu",
+        ranks: 2,
+        cores: 1,
+        devices: vec!["a <device> & more".into(); 2],
+        algorithm_asked: "auto",
+        group_size: None,
+        shape: None,
+        axis: None,
+        unalign: 0,
+        max_blocks: None,
+        timeout_s: 30.0,
+        warmup: 1,
+        iters: 2,
+        rows: measured.iter().map(row).collect(),
+        wrong: 0,
+        checked: 1,
+        average_busbw_gb_per_s: 0.0,
     }
-
-    fn write(mut self, document: &Document) -> Result<(), CliError> {
-        let path = &self.path;
-        serde_json::to_writer_pretty(&mut self.file, document).map_err(|e| Self::error(path, e.into()))?;
-        self.file.write_all(b"\n").map_err(|e| Self::error(path, e))?;
-        self.file.persist(path).map_err(|e| Self::error(path, e.error))?;
-        Ok(())
-    }
-
-    fn error(path: &Path, error: io::Error) -> CliError {
-        CliError::Failure(format!("perf: cannot write --json {}: {error}", path.display()))
-    }
-}
-
-/// Those of any new file: what is written is no secret, as a temporary file is by default.
-fn ordinary_permissions() -> Option<Permissions> {
-    #[cfg(unix)]
-    return Some(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-    #[cfg(not(unix))]
-    None
 }
 
 #[cfg(test)]
@@ -342,5 +394,47 @@ mod tests {
     fn bandwidths_are_those_of_nccl_tests() {
         let m = Measured::new(&mut us(&[30, 10, 20]), 40_000, 0.75, Tally::default());
         assert_eq!((m.time_us_p50, m.algbw_gb_per_s, m.busbw_gb_per_s), (20.0, 2.0, 1.5));
+    }
+
+    /// The widest of what is usual. Wider runs are told by wider columns, never by a column that is cut.
+    #[test]
+    fn the_table_fits_into_120_columns() {
+        for (bytes, dtype, op, root, algorithm) in [
+            (64 << 20, "f32", None, Some(63), "two-stage-staged"),
+            (1 << 30, "bf16", None, Some(0), "one-stage"),
+            (1 << 30, "bf16", Some("average"), None, "one-stage"),
+        ] {
+            let times = (9_999_999.0, 123.456);
+            let mut document = example("broadcast", &[(1024, 0.0, 0.0), (bytes, times.0, times.1)]);
+            for row in &mut document.rows {
+                (row.dtype, row.op, row.root, row.algorithm) = (dtype, op, root, algorithm);
+            }
+            let table = Table::new(&document.rows);
+            let lines = table.head().lines().map(str::to_owned).collect::<Vec<_>>();
+            let rows = document.rows.iter().map(|row| table.row(row)).collect::<Vec<_>>();
+            assert!(lines.iter().chain(&rows).all(|line| line.len() <= 120), "{lines:#?}\n{rows:#?}");
+            // Every cell stands below the end of its head.
+            for row in &rows {
+                assert_eq!(row.len(), rows[0].len());
+                assert!(lines[1].len() == row.len(), "{lines:#?}\n{rows:#?}");
+            }
+            let ends = |line: &str| {
+                let spaced = format!("{} ", line.replace('#', " "));
+                let ends = spaced.as_bytes().windows(2).enumerate().filter(|(_, w)| w[0] != b' ' && w[1] == b' ');
+                ends.map(|(at, _)| at).collect::<Vec<_>>()
+            };
+            assert_eq!(ends(&lines[1]).len(), 16);
+            assert_eq!(ends(&lines[1]), ends(&rows[0]));
+            assert_eq!(ends(&lines[1]), ends(&rows[1]));
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_loses_decimals_and_then_is_long() {
+        assert_eq!(digits(1.0, 2, 7), "1.00");
+        assert_eq!(digits(9999.994, 2, 7), "9999.99");
+        assert_eq!(digits(9999.996, 2, 7), "10000.0");
+        assert_eq!(digits(123_456.7, 2, 7), "123457");
+        assert_eq!(digits(12_345_678.9, 2, 7), "12345679");
     }
 }

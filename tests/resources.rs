@@ -1,0 +1,68 @@
+//! What a process keeps after many communicators and calls. Alone in its program: it looks at the whole process.
+#![cfg(all(feature = "cpu", target_os = "linux"))]
+#![allow(missing_docs)]
+
+use std::time::{Duration, Instant};
+
+use crossccl::{Communicator, Cpu, DType, RawRank, ReduceOp};
+
+/// A line of /proc/self/status: kilobytes, or a number.
+fn status(field: &str) -> u64 {
+    let text = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = text.lines().find(|l| l.starts_with(field)).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+/// Resident kilobytes, once the threads of dropped streams are gone.
+fn resident(threads: u64) -> u64 {
+    let begin = Instant::now();
+    while status("Threads:") > threads && begin.elapsed() < Duration::from_secs(10) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(status("Threads:"), threads, "threads of communicators that were dropped");
+    status("VmRSS:")
+}
+
+fn come_and_go(rounds: usize) {
+    for round in 0..rounds {
+        let comm = Communicator::<Cpu>::builder(0..1 + round % 2).payload_bytes(1 << 12).build().unwrap();
+        let mut data: Vec<_> = (0..comm.ranks()).map(|r| comm.buffer_from(r, &[r as u8; 4096]).unwrap()).collect();
+        comm.broadcast_in_place(&mut data, 0).unwrap().wait().unwrap();
+        comm.reduce_scatter_in_place(&mut data, ReduceOp::Sum).unwrap().wait().unwrap();
+    }
+}
+
+/// Case G2.
+#[test]
+fn g2_nothing_is_left_of_communicators_and_calls() {
+    const MOST: u64 = 2 << 10;
+    let threads = status("Threads:");
+    // The allocator and the loader keep what the first rounds took.
+    come_and_go(100);
+    let before = resident(threads);
+    come_and_go(1000);
+    let after = resident(threads);
+    assert!(after < before + MOST, "1000 communicators: from {before} KiB to {after} KiB");
+
+    let comm = Communicator::<Cpu>::builder(0..2).build().unwrap();
+    let streams: Vec<_> = (0..2).map(|r| comm.stream(r).unwrap().clone()).collect();
+    let data: Vec<_> = (0..2).map(|r| comm.buffer_from(r, &[r as u32; 8]).unwrap()).collect();
+    let ranks: Vec<_> = data.iter().map(|b| RawRank::new(b.address(), b.address())).collect();
+    let calls = |batches: usize| {
+        for batch in 0..batches {
+            for call in 0..100 {
+                // SAFETY: the buffers live until after the last wait, and nothing else uses them until then.
+                let launched =
+                    unsafe { comm.broadcast_raw(&ranks, &streams, 8, DType::U32, (batch + call) % 2) }.unwrap();
+                if call == 99 {
+                    launched.wait().unwrap();
+                }
+            }
+        }
+    };
+    calls(10);
+    let before = status("VmRSS:");
+    calls(1000);
+    let after = status("VmRSS:");
+    assert!(after < before + MOST, "100,000 calls: from {before} KiB to {after} KiB");
+}
