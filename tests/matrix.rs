@@ -5,6 +5,7 @@
 
 #![allow(missing_docs)]
 
+#[macro_use]
 mod support;
 
 macro_rules! for_each_backend {
@@ -28,4 +29,6 @@ macro_rules! for_each_backend {
 for_each_backend! {
     #[cfg(feature = "cpu")]
     cpu: crossccl::Cpu,
+    #[cfg(feature = "cuda")]
+    cuda: crossccl::Cuda,
 }

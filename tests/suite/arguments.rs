@@ -22,7 +22,8 @@ fn buffers(comm: &Communicator<B>, len: usize) -> Vec<Buffer<B, f32>> {
 /// Case B14.
 #[rstest]
 fn b14_numbers_of_ranks() {
-    let build = |ranks: usize| Communicator::<B>::builder(0..ranks).build();
+    needs_device!();
+    let build = |ranks: usize| crate::support::builder::<B>(0..ranks).build();
     refused(build(0), "communicator: devices: expected 1 to 64, got 0");
     refused(build(65), "communicator: devices: expected 1 to 64, got 65");
     assert_eq!(build(64).expect("64 ranks").ranks(), 64);
@@ -37,7 +38,8 @@ fn b14_numbers_of_ranks() {
 
 #[rstest]
 fn builders() {
-    let builder = || Communicator::<B>::builder(0..2);
+    needs_device!();
+    let builder = || crate::support::builder::<B>(0..2);
     refused(builder().max_blocks(0).build(), "communicator: max_blocks: expected 1 to 64, got 0");
     refused(builder().max_blocks(100_000).build(), "communicator: max_blocks: expected 1 to 64, got 100000");
     refused(builder().timeout(Duration::ZERO).build(), "communicator: timeout: expected more than zero (or None), got 0 s");
@@ -59,6 +61,7 @@ fn builders() {
 
 #[rstest]
 fn device_that_does_not_exist() {
+    needs_device!();
     let count = B::device_count().expect("devices");
     let text = format!(
         "communicator: device of rank 1: expected one of the {count} {} devices, numbered from 0, got {count}",
@@ -69,6 +72,7 @@ fn device_that_does_not_exist() {
 
 #[rstest]
 fn roots() {
+    needs_device!();
     let comm = communicator(3);
     let input = comm.buffer_from(0, &[1.0; 4]).expect("buffer");
     let mut outputs = buffers(&comm, 4);
@@ -86,6 +90,7 @@ fn roots() {
 
 #[rstest]
 fn lengths() {
+    needs_device!();
     let comm = communicator(3);
     let input = comm.buffer_from(1, &[1.0; 4]).expect("buffer");
     let mut outputs = buffers(&comm, 4);
@@ -154,6 +159,7 @@ fn lengths() {
     "the algorithm low-latency is not built yet; use auto, one-stage or two-stage"
 )]
 fn reduce_scatters(#[case] what: ReduceScatter, #[case] text: &str) {
+    needs_device!();
     let comm = communicator(4);
     let inputs = buffers(&comm, 12);
     let mut outputs = buffers(&comm, 3);
@@ -163,6 +169,7 @@ fn reduce_scatters(#[case] what: ReduceScatter, #[case] text: &str) {
 
 #[rstest]
 fn contiguous_strides_are_fine() {
+    needs_device!();
     let comm = communicator(2);
     let inputs = buffers(&comm, 12);
     let mut outputs = buffers(&comm, 6);
@@ -178,6 +185,7 @@ fn contiguous_strides_are_fine() {
 
 #[rstest]
 fn algorithms_that_are_not_built(#[values(Algorithm::LowLatency)] algorithm: Algorithm) {
+    needs_device!();
     let comm = communicator(2);
     let mut data = buffers(&comm, 4);
     let text = format!("broadcast: the algorithm {algorithm} is not built yet; use auto, one-stage or two-stage");
@@ -186,7 +194,8 @@ fn algorithms_that_are_not_built(#[values(Algorithm::LowLatency)] algorithm: Alg
 
 #[rstest]
 fn two_stage_without_payload() {
-    let comm = Communicator::<B>::builder(0..2).payload_bytes(0).build().expect("communicator");
+    needs_device!();
+    let comm = crate::support::builder::<B>(0..2).payload_bytes(0).build().expect("communicator");
     let mut data = buffers(&comm, 4);
     comm.broadcast_in_place(&mut data, 0).expect("launch").wait().expect("one stage needs none");
     refused(
@@ -198,6 +207,7 @@ fn two_stage_without_payload() {
 
 #[rstest]
 fn in_place_is_along_axis_0() {
+    needs_device!();
     let comm = communicator(2);
     let mut data = buffers(&comm, 12);
     refused(
@@ -208,6 +218,7 @@ fn in_place_is_along_axis_0() {
 
 #[rstest]
 fn buffers_of_another_rank_or_dtype() {
+    needs_device!();
     let comm = communicator(2);
     let mut data = buffers(&comm, 4);
     data.swap(0, 1);
@@ -234,6 +245,7 @@ fn buffers_of_another_rank_or_dtype() {
 /// Case C2: the in-place rule, and everything beside it. The addresses are never read.
 #[rstest]
 fn c2_overlaps() {
+    needs_device!();
     let comm = communicator(2);
     let data = buffers(&comm, 100);
     let streams: Vec<_> = (0..2).map(|r| comm.stream(r).expect("a rank").clone()).collect();
@@ -294,6 +306,7 @@ fn c2_overlaps() {
 /// Case B3: counts whose bytes do not fit.
 #[rstest]
 fn b3_counts_that_overflow() {
+    needs_device!();
     let comm = communicator::<B>(2);
     let streams: Vec<_> = (0..2).map(|r| comm.stream(r).expect("a rank").clone()).collect();
     let ranks = [RawRank::new(64, 64); 2];
@@ -319,6 +332,7 @@ fn b3_counts_that_overflow() {
 
 #[rstest]
 fn raw_streams_and_ranks() {
+    needs_device!();
     let comm = communicator::<B>(2);
     let streams: Vec<_> = (0..2).map(|r| comm.stream(r).expect("a rank").clone()).collect();
     let data = buffers(&comm, 4);
@@ -350,6 +364,7 @@ fn raw_streams_and_ranks() {
 
 #[rstest]
 fn slices_and_lengths_of_buffers() {
+    needs_device!();
     let comm = communicator::<B>(1);
     let mut buffer = comm.buffer_from(0, &[1u8, 2, 3]).expect("buffer");
     refused(buffer.slice(2..4), "buffer slice: range: expected a range within 0..3, got 2..4");
@@ -366,6 +381,7 @@ fn slices_and_lengths_of_buffers() {
 /// A plan can be asked for without buffers, and is refused in the words of the call.
 #[rstest]
 fn plans() {
+    needs_device!();
     let comm = communicator::<B>(4);
     let plan = |what: Broadcast| comm.plan_broadcast(1 << 20, DType::F32, what);
     let broadcast = || Broadcast::from_root(3);

@@ -39,6 +39,7 @@ fn matches_the_input(
     #[values(Algorithm::Auto, Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect)] algorithm: Algorithm,
     #[values(false, true)] in_place: bool,
 ) {
+    needs_device!();
     let comm = axes::communicator::<B>(ranks);
     let what = |root: usize| Broadcast::from_root(root).algorithm(algorithm).max_blocks(axes::BLOCKS);
     let counts = DType::ALL.map(|dtype| {
@@ -55,6 +56,7 @@ fn matches_the_input(
 /// An algorithm that the planner learns must come into the lists of this suite.
 #[rstest]
 fn every_algorithm_is_in_the_matrix() {
+    needs_device!();
     let here = [Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect];
     assert_eq!(axes::offered(&axes::communicator::<B>(4)), here);
 }
@@ -62,6 +64,7 @@ fn every_algorithm_is_in_the_matrix() {
 /// The thresholds that the matrix goes around are there: more blocks, a second and a third round.
 #[rstest]
 fn the_counts_meet_every_threshold() {
+    needs_device!();
     let comm = axes::communicator::<B>(3);
     let plans = |algorithm: Algorithm| {
         let what = || Broadcast::from_root(0).algorithm(algorithm).max_blocks(axes::BLOCKS);
@@ -80,6 +83,7 @@ fn three_times_on_the_same_buffers(
     #[values(2, 3, 8)] ranks: usize,
     #[values(Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect)] algorithm: Algorithm,
 ) {
+    needs_device!();
     let comm = axes::communicator::<B>(ranks);
     let count = axes::largest::<B>(ranks) + 1;
     let mut buffers: Vec<_> =
@@ -102,6 +106,7 @@ fn any_dtype_and_number_of_blocks(
     #[values(1, 2, 5, 64)] blocks: u32,
     #[values(Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect)] algorithm: Algorithm,
 ) {
+    needs_device!();
     let comm = communicator(ranks);
     for (i, dtype) in DType::ALL.into_iter().enumerate() {
         let what = Broadcast::from_root(i % ranks).algorithm(algorithm).max_blocks(blocks);
@@ -112,6 +117,7 @@ fn any_dtype_and_number_of_blocks(
 /// Case B11: every pair of byte offsets between source and destination.
 #[rstest]
 fn b11_any_alignment(#[values(Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect)] algorithm: Algorithm) {
+    needs_device!();
     let comm = communicator(3);
     for from in 0..16 {
         for to in 0..16 {
@@ -124,7 +130,8 @@ fn b11_any_alignment(#[values(Algorithm::OneStage, Algorithm::TwoStageStaged, Al
 /// Rounds through a small payload: the halves are used again and again, the last round is short.
 #[rstest]
 fn two_stage_goes_in_rounds(#[values(2, 3, 4, 8)] ranks: usize, #[values(32, 64, 4096)] payload: usize) {
-    let comm = Communicator::<B>::builder(0..ranks).payload_bytes(payload).build().expect("communicator");
+    needs_device!();
+    let comm = crate::support::builder::<B>(0..ranks).payload_bytes(payload).build().expect("communicator");
     let half = payload / 2;
     for length in [1, half, half * ranks, half * ranks + 1, 7 * half * ranks - 1, 7 * half * ranks + 15] {
         for root in [0, ranks - 1] {
@@ -136,6 +143,7 @@ fn two_stage_goes_in_rounds(#[values(2, 3, 4, 8)] ranks: usize, #[values(32, 64,
 
 #[rstest]
 fn sixty_four_ranks(#[values(Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect)] algorithm: Algorithm) {
+    needs_device!(64);
     let comm = communicator(64);
     for root in [0, 31, 63] {
         check(&comm, DType::U8, 70_001, Broadcast::from_root(root).algorithm(algorithm), root, [0, 0], false);
@@ -145,6 +153,7 @@ fn sixty_four_ranks(#[values(Algorithm::OneStage, Algorithm::TwoStageStaged, Alg
 /// Case A12: each call waits for its own launch of the peers, not for any earlier one.
 #[rstest]
 fn a12_calls_follow_each_other() {
+    needs_device!();
     let comm = communicator(4);
     for round in 0..200 {
         let algorithm = [Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect][round % 3];
@@ -155,7 +164,8 @@ fn a12_calls_follow_each_other() {
 /// Case C7: a rank is a position, never a device number.
 #[rstest]
 fn c7_devices_in_any_order(#[values(Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect)] algorithm: Algorithm) {
-    let comm = Communicator::<B>::builder([3, 1, 2, 0]).build().expect("communicator");
+    needs_device!();
+    let comm = crate::support::builder::<B>([3, 1, 2, 0]).build().expect("communicator");
     for root in 0..4 {
         check(&comm, DType::F32, 1001, Broadcast::from_root(root).algorithm(algorithm), root, [0, 0], true);
     }
@@ -164,6 +174,7 @@ fn c7_devices_in_any_order(#[values(Algorithm::OneStage, Algorithm::TwoStageStag
 /// Case E8: no payload is mistaken for a sentinel.
 #[rstest]
 fn e8_every_bit_pattern_arrives(#[values(0u32, u32::MAX, 0x8000_0000, 0x8000_8000, 0x7fc0_0001)] pattern: u32) {
+    needs_device!();
     let comm = communicator::<B>(3);
     let input = comm.buffer_from(0, &[pattern; 5000]).expect("buffer");
     let mut outputs: Vec<_> = (0..3).map(|r| comm.buffer_from(r, &[!pattern; 5000]).expect("buffer")).collect();
@@ -177,6 +188,7 @@ fn e8_every_bit_pattern_arrives(#[values(0u32, u32::MAX, 0x8000_0000, 0x8000_800
 /// I9: the 16 bits of epoch in a record's fingerprint wrap around, which must not matter.
 #[rstest]
 fn i9_more_launches_than_a_fingerprint_counts() {
+    needs_device!();
     let comm = communicator::<B>(2);
     let streams: Vec<_> = (0..2).map(|r| comm.stream(r).expect("a rank").clone()).collect();
     let mut data: Vec<_> = (0..2).map(|r| comm.buffer_from(r, &[r as u8; 3]).expect("buffer")).collect();

@@ -77,6 +77,7 @@ fn every_pair_of_dtypes_rounds_once(
     #[values(1, 2, 3, 4, 8)] ranks: usize,
     #[values(Residual::None, Residual::Separate, Residual::Output)] residual: Residual,
 ) {
+    needs_device!();
     let comm = communicator(ranks);
     for (i, (from, to)) in PAIRS.into_iter().enumerate() {
         for (j, count) in [0, 1, 7 * ranks, 64 * ranks + 1, 1009, 4096 * ranks + 3].into_iter().enumerate() {
@@ -91,6 +92,7 @@ fn every_pair_of_dtypes_rounds_once(
 /// 65504 x 2 overflows it.
 #[rstest]
 fn nothing_is_rounded_before_the_end() {
+    needs_device!();
     let comm = communicator::<B>(2);
     let run = |inputs: [f32; 2], factor: f64, residual: f32| {
         let inputs: Vec<_> = (0..2).map(|r| comm.buffer_from(r, &[crossccl::half::f16::from_f32(inputs[r]); 2]).expect("buffer")).collect();
@@ -109,6 +111,7 @@ fn nothing_is_rounded_before_the_end() {
 /// The factor goes with the plain call as well, in place, along any axis and in groups of one.
 #[rstest]
 fn a_factor_needs_no_other_call(#[values(1, 2, 4)] group: usize) {
+    needs_device!();
     let comm = communicator::<B>(4);
     let mut buffers: Vec<_> = (0..4).map(|r| comm.buffer_from(r, &[r as f32 + 1.0; 12]).expect("buffer")).collect();
     let what = ReduceScatter::new(ReduceOp::Sum).group_size(group).factor(0.5);
@@ -127,6 +130,7 @@ fn a_factor_needs_no_other_call(#[values(1, 2, 4)] group: usize) {
 /// Groups of one rank have epochs of their own: a world call behind a fused one finds its own.
 #[rstest]
 fn groups_of_one_do_not_disturb_the_world() {
+    needs_device!();
     let comm = communicator::<B>(3);
     let inputs: Vec<_> = (0..3).map(|r| comm.buffer_from(r, &[r as f32; 6]).expect("buffer")).collect();
     for round in 1..=3 {
@@ -148,6 +152,7 @@ fn groups_of_one_do_not_disturb_the_world() {
 #[case::some_empty(&[0, 6, 0])]
 #[case::last(&[0, 0, 6])]
 fn lengths_along_any_axis(#[case] lengths: &[usize], #[values(0, 1, 2)] axis: usize, #[values(1, 700)] inner: usize) {
+    needs_device!();
     let comm = communicator::<B>(3);
     let mut shape = vec![3, inner];
     shape.insert(axis, 6);
@@ -175,6 +180,7 @@ fn lengths_along_any_axis(#[case] lengths: &[usize], #[values(0, 1, 2)] axis: us
 
 #[rstest]
 fn lengths_may_differ_between_groups() {
+    needs_device!();
     let comm = communicator::<B>(4);
     let inputs: Vec<_> = (0..4).map(|r| comm.buffer_from(r, &[10 * r as i32, 1, 2, 3, 4]).expect("buffer")).collect();
     let mut outputs: Vec<_> = [1, 4, 5, 0].iter().enumerate().map(|(r, n)| comm.buffer::<i32>(r, *n).expect("buffer")).collect();
@@ -202,6 +208,7 @@ fn refused(count: usize, from: DType, to: DType, residual: bool, what: ReduceSca
 /// Everything that README's table does not offer is refused, and the rest is not.
 #[rstest]
 fn what_is_not_offered_says_so() {
+    needs_device!();
     for from in DType::ALL {
         for to in DType::ALL {
             for op in ReduceOp::ALL {
@@ -228,6 +235,7 @@ fn what_is_not_offered_says_so() {
 
 #[rstest]
 fn factors_are_finite_in_the_accumulator() {
+    needs_device!();
     for factor in [f64::NAN, f64::INFINITY, 1e39] {
         let error = refused(8, DType::F32, DType::F32, false, ReduceScatter::new(ReduceOp::Sum).factor(factor));
         assert!(matches!(error, Error::InvalidArgument { argument: "factor", .. }), "{error}");
@@ -242,6 +250,7 @@ fn factors_are_finite_in_the_accumulator() {
 #[case(vec![3, 4], "6 together: axis 0 of the shape [6]")]
 #[case(vec![usize::MAX, 7], "6 together")]
 fn lengths_that_do_not_fit_are_refused(#[case] lengths: Vec<usize>, #[case] says: &str) {
+    needs_device!();
     let error = refused(6, DType::F32, DType::F32, false, ReduceScatter::new(ReduceOp::Sum).lengths(lengths));
     assert!(matches!(error, Error::InvalidArgument { argument: "lengths", .. }), "{error}");
     assert!(error.to_string().contains(says), "{error}");
@@ -250,6 +259,7 @@ fn lengths_that_do_not_fit_are_refused(#[case] lengths: Vec<usize>, #[case] says
 /// By address: a residual may be the output, no other overlap; and it is for reduce-scatter alone.
 #[rstest]
 fn a_residual_overlaps_its_own_output_or_nothing() {
+    needs_device!();
     let comm = communicator::<B>(2);
     let inputs: Vec<_> = (0..2).map(|r| comm.buffer_from(r, &[1.0f32; 8]).expect("buffer")).collect();
     let outputs: Vec<_> = (0..2).map(|r| comm.buffer_from(r, &[5.0f32; 5]).expect("buffer")).collect();
@@ -283,6 +293,7 @@ fn a_residual_overlaps_its_own_output_or_nothing() {
 #[case::some_lengths("parts", ReduceScatter::new(ReduceOp::Sum).lengths([4, 4]), ReduceScatter::new(ReduceOp::Sum), "an even split")]
 #[case::dtypes("output dtype", ReduceScatter::new(ReduceOp::Sum).output_dtype(DType::BF16), ReduceScatter::new(ReduceOp::Sum), "f32")]
 fn c6_lengths_and_output_dtypes_that_differ(#[case] field: &str, #[case] first: ReduceScatter, #[case] second: ReduceScatter, #[case] value: &str) {
+    needs_device!();
     let ranks = cells(rank_handles::<B>(2, std::time::Duration::from_secs(5)));
     let errors = on_threads(&ranks, |rank, comm| {
         let what = [&first, &second][rank].clone();
@@ -310,6 +321,7 @@ fn c6_lengths_and_output_dtypes_that_differ(#[case] field: &str, #[case] first: 
 /// The plan does not change with the epilogue, and says so.
 #[rstest]
 fn plans_know_output_dtypes() {
+    needs_device!();
     let comm = communicator::<B>(4);
     let what = ReduceScatter::new(ReduceOp::Sum).output_dtype(DType::BF16);
     let plan = comm.plan_reduce_scatter(0, 1000, DType::F32, what.clone()).expect("plan");

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crossccl::{
-    Agreement, Algorithm, Broadcast, Communicator, DType, Error, Rank, RankComm, ReduceOp, ReduceScatter, Result,
+    Agreement, Algorithm, Broadcast, DType, Error, Rank, RankComm, ReduceOp, ReduceScatter, Result,
 };
 use rstest::rstest;
 
@@ -13,7 +13,7 @@ use crate::support::{Guarded, RankCell, cells, on_threads, rank_handles};
 const SHORT: Duration = Duration::from_millis(200);
 
 fn strict(agreement: Agreement, ranks: usize) -> Vec<RankCell<B>> {
-    let comm = Communicator::builder(0..ranks).timeout(SHORT).agreement(agreement).build().expect("communicator");
+    let comm = crate::support::builder::<B>(0..ranks).timeout(SHORT).agreement(agreement).build().expect("communicator");
     cells(comm.into_ranks())
 }
 
@@ -41,6 +41,7 @@ fn broadcast(comm: &RankComm<B>, what: impl Into<Broadcast>) -> Result<()> {
 #[rstest]
 fn a9_a_missing_root_is_named(
     #[values(Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect)] algorithm: Algorithm) {
+    needs_device!();
     let handles = cells::<B>(rank_handles(3, SHORT));
     let begin = Instant::now();
     let outcomes = on_threads(&handles[..2], |_, comm| broadcast(comm, Broadcast::from_root(2).algorithm(algorithm)));
@@ -63,6 +64,7 @@ fn a9_a_missing_root_is_named(
 /// The receivers of a broadcast wait for the root alone; the root waits for all.
 #[rstest]
 fn a9_who_depends_on_the_missing_rank_fails() {
+    needs_device!();
     let handles = cells::<B>(rank_handles(3, SHORT));
     let outcomes = on_threads(&handles[..2], |_, comm| broadcast(comm, 0));
     assert!(matches!(&outcomes[0], Err(Error::Timeout { missing, .. }) if missing[..] == [Rank(2)]), "{outcomes:?}");
@@ -74,6 +76,7 @@ fn a9_who_depends_on_the_missing_rank_fails() {
 
 #[rstest]
 fn a9_strict_agreement_fails_everywhere() {
+    needs_device!();
     let handles = strict(Agreement::Strict, 3);
     let outcomes = on_threads(&handles[..2], |_, comm| broadcast(comm, 0));
     for outcome in &outcomes {
@@ -84,6 +87,7 @@ fn a9_strict_agreement_fails_everywhere() {
 
 #[rstest]
 fn a9_reduce_scatter_depends_on_all() {
+    needs_device!();
     let handles = cells::<B>(rank_handles(3, SHORT));
     let outcomes = on_threads(&handles[..2], |_, comm| {
         let input = comm.buffer_from(&[1.0f32; 30])?;
@@ -100,6 +104,7 @@ fn a9_reduce_scatter_depends_on_all() {
 /// Late, but within the limit: right.
 #[rstest]
 fn a_late_rank_is_waited_for() {
+    needs_device!();
     let handles = cells::<B>(rank_handles(3, Duration::from_secs(10)));
     on_threads(&handles, |me, comm| {
         if me == 2 {
@@ -175,6 +180,7 @@ fn untouched(outcome: &Result<()>, comm: &RankComm<B>, output: Guarded<B>) {
 
 #[rstest]
 fn c5_counts_that_differ(#[values(Agreement::Dependent, Agreement::Strict)] agreement: Agreement) {
+    needs_device!();
     disagree(agreement, "count", &["409600", "409598", "409598"], |me, comm| {
         let count = if me == 0 { 409_600 } else { 409_598 };
         guarded_broadcast(comm, DType::F32, count, Broadcast::from_root(0))
@@ -188,6 +194,7 @@ fn c5_counts_that_differ(#[values(Agreement::Dependent, Agreement::Strict)] agre
 /// Case B4: a count of 0 on one rank only.
 #[rstest]
 fn b4_nothing_on_one_rank_only(#[values(Agreement::Dependent, Agreement::Strict)] agreement: Agreement) {
+    needs_device!();
     disagree(agreement, "count", &["100", "0"], |me, comm| {
         guarded_broadcast(comm, DType::F32, if me == 0 { 100 } else { 0 }, Broadcast::from_root(0))
     });
@@ -195,6 +202,7 @@ fn b4_nothing_on_one_rank_only(#[values(Agreement::Dependent, Agreement::Strict)
 
 #[rstest]
 fn c6_roots_that_differ(#[values(Agreement::Dependent, Agreement::Strict)] agreement: Agreement) {
+    needs_device!();
     disagree(agreement, "root", &["0", "1"], |me, comm| guarded_broadcast(comm, DType::F32, 1000, Broadcast::from_root(me)));
     disagree(agreement, "root", &["0", "0", "2"], |me, comm| {
         guarded_broadcast(comm, DType::F32, 1000, Broadcast::from_root(if me == 2 { 2 } else { 0 }))
@@ -203,6 +211,7 @@ fn c6_roots_that_differ(#[values(Agreement::Dependent, Agreement::Strict)] agree
 
 #[rstest]
 fn c6_dtypes_that_differ(#[values(Agreement::Dependent, Agreement::Strict)] agreement: Agreement) {
+    needs_device!();
     disagree(agreement, "dtype", &["f32", "f32", "i32"], |me, comm| {
         guarded_broadcast(comm, if me == 2 { DType::I32 } else { DType::F32 }, 1000, Broadcast::from_root(1))
     });
@@ -210,6 +219,7 @@ fn c6_dtypes_that_differ(#[values(Agreement::Dependent, Agreement::Strict)] agre
 
 #[rstest]
 fn c6_algorithms_that_differ(#[values(Agreement::Dependent, Agreement::Strict)] agreement: Agreement) {
+    needs_device!();
     disagree(agreement, "algorithm", &["one-stage", "two-stage-staged"], |me, comm| {
         let algorithm = [Algorithm::OneStage, Algorithm::TwoStageStaged][me];
         guarded_broadcast(comm, DType::F32, 1000, Broadcast::from_root(0).algorithm(algorithm))
@@ -218,6 +228,7 @@ fn c6_algorithms_that_differ(#[values(Agreement::Dependent, Agreement::Strict)] 
 
 #[rstest]
 fn c6_blocks_that_differ(#[values(Agreement::Dependent, Agreement::Strict)] agreement: Agreement) {
+    needs_device!();
     disagree(agreement, "blocks", &["2", "3"], |me, comm| {
         guarded_broadcast(comm, DType::F32, 1 << 18, Broadcast::from_root(0).max_blocks(me as u32 + 2))
     });
@@ -225,6 +236,7 @@ fn c6_blocks_that_differ(#[values(Agreement::Dependent, Agreement::Strict)] agre
 
 #[rstest]
 fn c6_collectives_that_differ(#[values(Agreement::Dependent, Agreement::Strict)] agreement: Agreement) {
+    needs_device!();
     disagree(agreement, "collective", &["broadcast", "reduce_scatter"], |me, comm| {
         if me == 0 {
             guarded_broadcast(comm, DType::F32, 1000, Broadcast::from_root(0))
@@ -236,6 +248,7 @@ fn c6_collectives_that_differ(#[values(Agreement::Dependent, Agreement::Strict)]
 
 #[rstest]
 fn c6_order_of_operations_that_differs(#[values(Agreement::Dependent, Agreement::Strict)] agreement: Agreement) {
+    needs_device!();
     disagree(agreement, "root", &["0", "1"], |me, comm| {
         guarded_broadcast(comm, DType::F32, 1000, Broadcast::from_root(me))?;
         guarded_broadcast(comm, DType::F32, 1000, Broadcast::from_root(1 - me))
@@ -244,6 +257,7 @@ fn c6_order_of_operations_that_differs(#[values(Agreement::Dependent, Agreement:
 
 #[rstest]
 fn c6_ops_that_differ(#[values(Agreement::Dependent, Agreement::Strict)] agreement: Agreement) {
+    needs_device!();
     disagree(agreement, "op", &["sum", "sum", "average"], |me, comm| {
         let op = if me == 2 { ReduceOp::Average } else { ReduceOp::Sum };
         guarded_reduce_scatter(comm, DType::F32, [12, 5], ReduceScatter::new(op))
@@ -252,6 +266,7 @@ fn c6_ops_that_differ(#[values(Agreement::Dependent, Agreement::Strict)] agreeme
 
 #[rstest]
 fn c6_axes_that_differ(#[values(Agreement::Dependent, Agreement::Strict)] agreement: Agreement) {
+    needs_device!();
     disagree(agreement, "axis", &["0", "1", "0"], |me, comm| {
         let axis = i64::from(me == 1);
         guarded_reduce_scatter(comm, DType::BF16, [12, 12], ReduceScatter::new(ReduceOp::Sum).axis(axis))
@@ -260,6 +275,7 @@ fn c6_axes_that_differ(#[values(Agreement::Dependent, Agreement::Strict)] agreem
 
 #[rstest]
 fn c6_shapes_that_differ(#[values(Agreement::Dependent, Agreement::Strict)] agreement: Agreement) {
+    needs_device!();
     disagree(agreement, "shape", &["[12, 5]", "[6, 10]"], |me, comm| {
         guarded_reduce_scatter(comm, DType::I8, [[12, 5], [6, 10]][me], ReduceScatter::new(ReduceOp::Sum))
     });
@@ -272,6 +288,7 @@ fn c6_shapes_that_differ(#[values(Agreement::Dependent, Agreement::Strict)] agre
 /// later record must not pass for this call's.
 #[rstest]
 fn c6_a_root_that_has_gone_on() {
+    needs_device!();
     let handles = cells::<B>(rank_handles(4, Duration::from_millis(500)));
     let outcomes = on_threads(&handles, |me, comm| {
         let roots = if me == 1 { [3, 0, 3] } else { [2, 0, 3] };
@@ -297,7 +314,8 @@ fn c6_a_root_that_has_gone_on() {
 /// A disagreement in a group ends the world's call that was enqueued behind it, for those outside, too.
 #[rstest]
 fn a_failure_in_a_group_reaches_the_world() {
-    let comm = Communicator::<B>::builder(0..4).timeout(Duration::from_secs(20)).build().expect("communicator");
+    needs_device!();
+    let comm = crate::support::builder::<B>(0..4).timeout(Duration::from_secs(20)).build().expect("communicator");
     let handles = cells(comm.into_ranks());
     let begin = Instant::now();
     let outcomes = on_threads(&handles, |me, comm| {
@@ -329,6 +347,7 @@ fn a_failure_in_a_group_reaches_the_world() {
 /// A group that meets the world shares no flags with it: a time-out that says what the peer runs.
 #[rstest]
 fn c6_groups_that_differ() {
+    needs_device!();
     let handles = cells::<B>(rank_handles(4, SHORT));
     let outcomes = on_threads(&handles, |me, comm| {
         let size = if me < 2 { 4 } else { 2 };
@@ -347,7 +366,8 @@ fn c6_groups_that_differ() {
 /// Case A10: abort from another thread while the ranks wait without a limit.
 #[rstest]
 fn a10_abort_ends_every_wait() {
-    let comm = Communicator::<B>::builder(0..3).timeout(None).build().expect("communicator");
+    needs_device!();
+    let comm = crate::support::builder::<B>(0..3).timeout(None).build().expect("communicator");
     let abort = comm.abort_handle();
     let handles = cells(comm.into_ranks());
     let begin = Instant::now();
@@ -368,6 +388,7 @@ fn a10_abort_ends_every_wait() {
 /// A buffer of a failed call cannot be used until reset, since a late rank may still touch it.
 #[rstest]
 fn buffers_of_a_failed_call_stay_borrowed_until_reset() {
+    needs_device!();
     let handles = cells::<B>(rank_handles(2, SHORT));
     let comm = &handles[..1];
     let mut data = on_threads(comm, |_, comm| comm.buffer_from(&[1u8; 10]).expect("buffer")).remove(0);
@@ -387,6 +408,7 @@ fn buffers_of_a_failed_call_stay_borrowed_until_reset() {
 /// Reset is a meeting of all handles, and does not wait for ever for one that does not come.
 #[rstest]
 fn reset_names_the_handles_that_do_not_come() {
+    needs_device!();
     let handles = cells::<B>(rank_handles(3, SHORT));
     let outcomes = on_threads(&handles[..2], |_, comm| comm.reset(Duration::from_millis(100)));
     for outcome in outcomes {
@@ -400,7 +422,8 @@ fn reset_names_the_handles_that_do_not_come() {
 /// Resets again and again: epochs are raised, never zeroed.
 #[rstest]
 fn a11_failures_and_resets_alternate() {
-    let comm = Communicator::<B>::builder(0..3).timeout(Duration::from_millis(30)).build().expect("communicator");
+    needs_device!();
+    let comm = crate::support::builder::<B>(0..3).timeout(Duration::from_millis(30)).build().expect("communicator");
     let handles = cells(comm.into_ranks());
     for round in 0..10 {
         let absent = round % 3;
@@ -413,6 +436,7 @@ fn a11_failures_and_resets_alternate() {
 /// Case G4: drops are bounded, whoever is missing.
 #[rstest]
 fn g4_drops_do_not_wait_for_others() {
+    needs_device!();
     let begin = Instant::now();
     let mut handles = rank_handles::<B>(3, SHORT);
     drop(handles.pop());
@@ -428,6 +452,7 @@ fn g4_drops_do_not_wait_for_others() {
 /// Case G2: many communicators, one after the other.
 #[rstest]
 fn g2_communicators_come_and_go() {
+    needs_device!();
     for round in 0..100 {
         let comm = crate::support::communicator::<B>(1 + round % 4);
         let mut buffers: Vec<_> = (0..comm.ranks()).map(|r| comm.buffer_from(r, &[r as u8; 64]).expect("buffer")).collect();
@@ -440,9 +465,10 @@ fn g2_communicators_come_and_go() {
 /// gives the buffers back.
 #[rstest]
 fn a_failure_in_the_middle_of_the_launches() {
+    needs_device!(16);
     let mut failed = 0;
     for _ in 0..60 {
-        let comm = Communicator::<B>::builder(0..16).timeout(Duration::from_micros(30)).build().expect("communicator");
+        let comm = crate::support::builder::<B>(0..16).timeout(Duration::from_micros(30)).build().expect("communicator");
         let mut buffers: Vec<_> = (0..16).map(|r| comm.buffer_from(r, &[r as u8; 300_000]).expect("buffer")).collect();
         let outcome = comm.broadcast_in_place(&mut buffers, 15).and_then(|f| f.wait());
         failed += usize::from(outcome.is_err());
@@ -456,6 +482,7 @@ fn a_failure_in_the_middle_of_the_launches() {
 /// Two threads with one communicator: each call gets its own data.
 #[rstest]
 fn g9_threads_that_share_a_communicator() {
+    needs_device!();
     let comm = crate::support::communicator::<B>(2);
     std::thread::scope(|scope| {
         for thread in 0..4u8 {
@@ -476,14 +503,15 @@ fn g9_threads_that_share_a_communicator() {
 /// Memory that a collective may still use is taken neither as an output nor as a signal buffer.
 #[rstest]
 fn memory_of_a_leaked_call_is_refused() {
-    let comm = Communicator::<B>::builder(0..2).build().expect("communicator");
+    needs_device!();
+    let comm = crate::support::builder::<B>(0..2).build().expect("communicator");
     let mut data: Vec<_> = (0..2).map(|r| comm.buffer::<u8>(r, 1 << 20).expect("buffer")).collect();
     std::mem::forget(comm.broadcast_in_place(&mut data, 0).expect("launch"));
     let streams: Vec<_> = (0..2).map(|r| comm.stream(r).expect("a rank").clone()).collect();
-    let other = Communicator::<B>::builder(0..2).streams(streams.clone()).build().expect("communicator");
+    let other = crate::support::builder::<B>(0..2).streams(streams.clone()).build().expect("communicator");
     let error = other.broadcast_in_place(&mut data, 0).expect_err("in flight");
     assert!(matches!(error, Error::Busy { .. }), "{error}");
-    let builder = Communicator::<B>::builder(0..2).payload_bytes(0).signal_buffers(data);
+    let builder = crate::support::builder::<B>(0..2).payload_bytes(0).signal_buffers(data);
     let error = builder.build().expect_err("in flight");
     assert!(matches!(error, Error::Busy { .. }), "{error}");
 }
@@ -491,9 +519,10 @@ fn memory_of_a_leaked_call_is_refused() {
 /// Work of another communicator in the same stream: reset says so instead of waiting for it.
 #[rstest]
 fn reset_does_not_wait_for_the_work_of_others() {
-    let first = Communicator::<B>::builder(0..2).build().expect("communicator");
+    needs_device!();
+    let first = crate::support::builder::<B>(0..2).build().expect("communicator");
     let streams: Vec<_> = (0..2).map(|r| first.stream(r).expect("a rank").clone()).collect();
-    let second = Communicator::<B>::builder(0..2).streams(streams).timeout(None).build().expect("communicator");
+    let second = crate::support::builder::<B>(0..2).streams(streams).timeout(None).build().expect("communicator");
     let handles = second.into_ranks();
     let mut data = handles[0].buffer::<u8>(10).expect("buffer");
     let endless = handles[0].broadcast_in_place(&mut data, 1).expect("launch");
@@ -511,6 +540,7 @@ fn reset_does_not_wait_for_the_work_of_others() {
 /// With the communicator, what it had borrowed goes free.
 #[rstest]
 fn buffers_outlive_a_failed_communicator() {
+    needs_device!();
     let mut handles = rank_handles::<B>(2, SHORT);
     let mut data = handles[0].buffer_from(&[7u8; 10]).expect("buffer");
     let error = handles[0].broadcast_in_place(&mut data, 1).expect("launch").wait().expect_err("rank 1 is missing");
@@ -522,6 +552,7 @@ fn buffers_outlive_a_failed_communicator() {
 
 #[rstest]
 fn reset_takes_any_limit() {
+    needs_device!();
     let handles = cells::<B>(rank_handles(2, SHORT));
     let outcomes = on_threads(&handles, |_, comm| comm.reset(Duration::MAX));
     assert_eq!(outcomes, [Ok(()), Ok(())]);

@@ -24,6 +24,7 @@ fn reduce<T: Element + PartialEq>(op: ReduceOp, values: &[T]) -> T {
 
 #[rstest]
 fn f1_bf16_sums_keep_small_addends() {
+    needs_device!();
     let mut values = [bf16::from_f32(1.0); 8];
     values[0] = bf16::from_f32(256.0);
     // 263 exactly; the nearest bf16 values are 262 and 264, and 264 is the even one.
@@ -32,6 +33,7 @@ fn f1_bf16_sums_keep_small_addends() {
 
 #[rstest]
 fn f2_f16_does_not_overflow_in_the_middle() {
+    needs_device!();
     let values = [60000.0, 60000.0, -60000.0].map(f16::from_f32);
     assert_eq!(reduce(ReduceOp::Sum, &values), f16::from_f32(60000.0));
 }
@@ -39,6 +41,7 @@ fn f2_f16_does_not_overflow_in_the_middle() {
 /// The order is rank 0, 1, 2, 3 on whichever rank owns the element: 2^24 + c goes to an even number first.
 #[rstest]
 fn f4_one_order_on_every_rank(#[values(1, 2, 3)] c: usize, #[values(0.0, 1.0)] d: f32) {
+    needs_device!();
     let big = (1 << 24) as f32;
     let rounded = [0.0, 0.0, 2.0, 4.0][c];
     assert_eq!(reduce(ReduceOp::Sum, &[big, c as f32, -big, -d]), rounded - d);
@@ -46,6 +49,7 @@ fn f4_one_order_on_every_rank(#[values(1, 2, 3)] c: usize, #[values(0.0, 1.0)] d
 
 #[rstest]
 fn f7_integers_wrap() {
+    needs_device!();
     assert_eq!(reduce(ReduceOp::Sum, &[120i8, 100]), -36);
     assert_eq!(reduce(ReduceOp::Sum, &[200u8, 100]), 44);
     assert_eq!(reduce(ReduceOp::Product, &[100i8, 3]), 44);
@@ -55,6 +59,7 @@ fn f7_integers_wrap() {
 
 #[rstest]
 fn integer_averages_truncate_toward_zero() {
+    needs_device!();
     assert_eq!(reduce(ReduceOp::Average, &[-7i8, 0]), -3);
     assert_eq!(reduce(ReduceOp::Average, &[7i8, 0]), 3);
     // Over the exact sum, where the sum itself would wrap.
@@ -68,6 +73,7 @@ fn integer_averages_truncate_toward_zero() {
 
 #[rstest]
 fn averages_divide_before_the_rounding() {
+    needs_device!();
     // In f16 the sum 2 x 65504 would be infinite.
     assert_eq!(reduce(ReduceOp::Average, &[f16::MAX, f16::MAX]), f16::MAX);
     assert_eq!(reduce(ReduceOp::Average, &[1.0f32, 0.0, 0.0]).to_bits(), (1.0f32 / 3.0).to_bits());
@@ -75,6 +81,7 @@ fn averages_divide_before_the_rounding() {
 
 #[rstest]
 fn f9_denormals_are_kept() {
+    needs_device!();
     assert_eq!(reduce(ReduceOp::Sum, &[1e-40f32, 1e-40]).to_bits(), (1e-40f32 + 1e-40).to_bits());
     assert_eq!(reduce(ReduceOp::Sum, &[f16::from_bits(1), f16::from_bits(2)]), f16::from_bits(3));
     assert_eq!(reduce(ReduceOp::Sum, &[bf16::from_bits(1), bf16::from_bits(2)]), bf16::from_bits(3));
@@ -83,6 +90,7 @@ fn f9_denormals_are_kept() {
 
 #[rstest]
 fn e8_negative_zero_stays_negative() {
+    needs_device!();
     assert_eq!(reduce(ReduceOp::Sum, &[-0.0f32, -0.0]).to_bits(), (-0.0f32).to_bits());
     assert_eq!(reduce(ReduceOp::Sum, &[-0.0f32, 0.0]).to_bits(), 0);
     for (a, b) in [(-0.0f32, 0.0f32), (0.0, -0.0)] {
@@ -93,6 +101,7 @@ fn e8_negative_zero_stays_negative() {
 
 #[rstest]
 fn nan_is_propagated_and_canonical(#[values(ReduceOp::Sum, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product, ReduceOp::Average)] op: ReduceOp) {
+    needs_device!();
     let odd = f32::from_bits(0xffc1_2345);
     for values in [[odd, 1.0], [1.0, odd], [odd, odd]] {
         assert_eq!(reduce(op, &values).to_bits(), 0x7fc0_0000, "{op} {values:?}");
@@ -107,6 +116,7 @@ fn nan_is_propagated_and_canonical(#[values(ReduceOp::Sum, ReduceOp::Min, Reduce
 /// neighbours rounds as the `half` crate does.
 #[rstest]
 fn every_16_bit_value_round_trips() {
+    needs_device!();
     let comm = communicator::<B>(2);
     let all: Vec<u16> = (0..=u16::MAX).collect();
     macro_rules! check {
@@ -133,6 +143,7 @@ fn every_16_bit_value_round_trips() {
 /// Case F5: one result, whatever the blocks, the run, or other communicators at work.
 #[rstest]
 fn f5_the_same_bits_every_time() {
+    needs_device!();
     let mut random = crate::support::Random(5);
     let data: Vec<Vec<f32>> = (0..8)
         .map(|_| (0..40_000).map(|_| (random.next() as f32 / u64::MAX as f32 - 0.5) * 1e6).collect())

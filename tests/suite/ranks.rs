@@ -15,6 +15,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// Cases A11, G9: ranks that come at different times, many rounds, all collectives.
 #[rstest]
 fn g9_one_thread_a_rank(#[values(1, 2, 3, 8)] ranks: usize) {
+    needs_device!();
     let handles = cells::<B>(rank_handles(ranks, LIMIT));
     on_threads(&handles, |me, comm| {
         let mut random = Random(me as u64);
@@ -46,6 +47,7 @@ fn g9_one_thread_a_rank(#[values(1, 2, 3, 8)] ranks: usize) {
 /// Several collectives in flight at once, waited for in the end.
 #[rstest]
 fn calls_queue_up() {
+    needs_device!();
     let handles = cells::<B>(rank_handles(4, LIMIT));
     on_threads(&handles, |me, comm| {
         let mut buffers: Vec<_> = (0..50).map(|i| comm.buffer_from(&[(me * 100 + i) as u32; 333]).expect("buffer")).collect();
@@ -64,6 +66,7 @@ fn calls_queue_up() {
 /// Groups with their own shapes, per rank; a group of one copies.
 #[rstest]
 fn groups_per_rank(#[values(1, 2, 3, 6)] group: usize) {
+    needs_device!();
     let handles = cells::<B>(rank_handles(6, LIMIT));
     on_threads(&handles, |me, comm| {
         let rows = 4 + me / group;
@@ -79,6 +82,7 @@ fn groups_per_rank(#[values(1, 2, 3, 6)] group: usize) {
 /// A count of 0 still meets the peers in a per-rank call, with null addresses allowed.
 #[rstest]
 fn b4_nothing_to_move_is_fine() {
+    needs_device!();
     let handles = cells::<B>(rank_handles(3, LIMIT));
     on_threads(&handles, |_, comm| {
         for algorithm in [Algorithm::OneStage, Algorithm::TwoStage] {
@@ -99,6 +103,7 @@ fn b4_nothing_to_move_is_fine() {
 /// The raw forms, all ranks in one call, on streams of the caller's; two streams take turns.
 #[rstest]
 fn raw_calls_on_streams_of_ones_own() {
+    needs_device!();
     let comm = communicator::<B>(3);
     let device = |r: usize| B::device_of(comm.stream(r).expect("a rank"));
     let others: Vec<_> = (0..3).map(|r| B::create_stream(&device(r)).expect("stream")).collect();
@@ -131,6 +136,7 @@ fn raw_calls_on_streams_of_ones_own() {
 
 #[rstest]
 fn streams_signal_buffers_and_devices_of_ones_own() {
+    needs_device!();
     let devices: Vec<_> = (0..2).map(|d| B::open(d).expect("device")).collect();
     let streams: Vec<_> = devices.iter().map(|d| B::create_stream(d).expect("stream")).collect();
     let bytes = signal_buffer_bytes(2, 4, 1 << 16);
@@ -161,6 +167,7 @@ fn streams_signal_buffers_and_devices_of_ones_own() {
 /// Case C9: the same device twice is a mistake unless it was asked for.
 #[rstest]
 fn c9_ranks_may_share_a_device_if_asked_for() {
+    needs_device!();
     let error = Communicator::<B>::builder([0, 0]).build().expect_err("the same device twice");
     assert!(matches!(error, Error::InvalidArgument { argument: "device", .. }), "{error}");
     let comm = Communicator::<B>::builder([0, 0, 1]).virtual_ranks(true).build().expect("communicator");
@@ -172,6 +179,7 @@ fn c9_ranks_may_share_a_device_if_asked_for() {
 /// Two communicators on the same devices and streams.
 #[rstest]
 fn two_communicators_on_the_same_devices() {
+    needs_device!();
     let first = communicator::<B>(4);
     let second = communicator::<B>(4);
     let mut a: Vec<_> = (0..4).map(|r| first.buffer_from(r, &[r as u8; 1000]).expect("buffer")).collect();

@@ -81,6 +81,7 @@ fn every_dtype_and_op_matches_the_oracle(
     #[values(DType::F32, DType::F64, DType::F16, DType::BF16, DType::I8, DType::U8, DType::I32, DType::U32, DType::I64, DType::U64)]
     dtype: DType,
 ) {
+    needs_device!();
     let comm = axes::communicator(ranks);
     let places = [Place::Apart(0, 0), Place::Apart(1, 0), Place::Apart(0, 1), Place::In(0), Place::In(1)];
     let groups: Vec<usize> = (1..=ranks).filter(|size| ranks.is_multiple_of(*size)).collect();
@@ -104,6 +105,7 @@ fn every_dtype_and_op_matches_the_oracle(
 /// Case B6: 1 to 33 elements a rank, of every width.
 #[rstest]
 fn b6_sizes_that_are_no_multiple_of_a_vector(#[values(2, 3, 4, 5, 6, 7, 8)] ranks: usize) {
+    needs_device!();
     let comm = communicator(ranks);
     for dtype in [DType::I8, DType::F16, DType::BF16, DType::F32, DType::F64] {
         for each in 1..=33 {
@@ -125,6 +127,7 @@ fn b6_sizes_that_are_no_multiple_of_a_vector(#[values(2, 3, 4, 5, 6, 7, 8)] rank
 #[case::empty_axis(&[3, 0, 4], 1)]
 #[case::empty_elsewhere(&[0, 8], 1)]
 fn any_axis_of_any_shape(#[case] shape: &[usize], #[case] axis: usize, #[values(1, 2, 3, 4, 8)] ranks: usize) {
+    needs_device!();
     let comm = communicator(ranks);
     for (i, dtype) in [DType::F32, DType::BF16, DType::I8, DType::F64].into_iter().enumerate() {
         let op = ReduceOp::ALL[(ranks + i) % ReduceOp::ALL.len()];
@@ -134,6 +137,7 @@ fn any_axis_of_any_shape(#[case] shape: &[usize], #[case] axis: usize, #[values(
 
 #[rstest]
 fn several_blocks(#[values(2, 3, 8)] ranks: usize, #[values(1, 2, 5, 64)] blocks: u32) {
+    needs_device!();
     let comm = communicator(ranks);
     for (shape, axis) in [(vec![50_001], 0), (vec![40, 1031], 1), (vec![30_011, 2], 0)] {
         for dtype in [DType::F32, DType::BF16] {
@@ -154,7 +158,8 @@ fn several_blocks(#[values(2, 3, 8)] ranks: usize, #[values(1, 2, 5, 64)] blocks
 #[case(6, vec![vec![100], vec![7]], 0)]
 #[case(4, vec![vec![5], vec![6], vec![7], vec![0]], 0)]
 fn groups_differ_in_shape(#[case] ranks: usize, #[case] shapes: Vec<Vec<usize>>, #[case] axis: usize) {
-    let comm = Communicator::<B>::builder((0..ranks).rev()).build().expect("communicator");
+    needs_device!();
+    let comm = crate::support::builder::<B>((0..ranks).rev()).build().expect("communicator");
     for op in [ReduceOp::Sum, ReduceOp::Average, ReduceOp::Max] {
         check(&comm, DType::F32, op, &shapes, axis, ReduceScatter::new(op), 0);
         check(&comm, DType::F16, op, &shapes, axis, ReduceScatter::new(op), 1);
@@ -164,6 +169,7 @@ fn groups_differ_in_shape(#[case] ranks: usize, #[case] shapes: Vec<Vec<usize>>,
 /// Case A6: groups of every size and the world share one set of signal buffers, in any order.
 #[rstest]
 fn a6_groups_and_the_world_interleaved() {
+    needs_device!();
     let comm = communicator(8);
     let mut random = Random(6);
     for _ in 0..100 {
@@ -181,6 +187,7 @@ fn a6_groups_and_the_world_interleaved() {
 /// Cases C2, C3: in place, and nothing outside the rank's own part changes.
 #[rstest]
 fn c3_in_place_leaves_the_other_parts_alone(#[values(1, 2, 3, 4, 8)] ranks: usize, #[values(DType::F32, DType::BF16, DType::I8)] dtype: DType) {
+    needs_device!();
     let comm = communicator(ranks);
     for shape in [vec![ranks * 5 + 1], vec![7, 3], vec![2000, 11]] {
         let op = ReduceOp::Sum;
@@ -204,6 +211,7 @@ fn c3_in_place_leaves_the_other_parts_alone(#[values(1, 2, 3, 4, 8)] ranks: usiz
 
 #[rstest]
 fn sixty_four_ranks() {
+    needs_device!(64);
     let comm = communicator(64);
     check(&comm, DType::F32, ReduceOp::Sum, &[vec![64 * 33 + 5]], 0, ReduceScatter::new(ReduceOp::Sum), 0);
     check(&comm, DType::I8, ReduceOp::Average, &[vec![64 * 33 + 5]], 0, ReduceScatter::new(ReduceOp::Average), 0);

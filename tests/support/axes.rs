@@ -18,7 +18,7 @@ pub(crate) fn tile<B: Backend>(ranks: usize) -> usize {
 /// A communicator for the matrix; its rank r is on the last device but r, so that rank and device differ and the
 /// first group does not start at device 0.
 pub(crate) fn communicator<B: Backend>(ranks: usize) -> Communicator<B> {
-    Communicator::builder((0..ranks).rev())
+    crate::support::builder::<B>((0..ranks).rev())
         .timeout(std::time::Duration::from_secs(20))
         .payload_bytes(2 * (tile::<B>(ranks) + VECTOR as usize))
         .build()

@@ -5,9 +5,12 @@
 pub(crate) mod axes;
 pub(crate) mod oracle;
 
-use std::time::Duration;
+use std::{
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
-use crossccl::{Backend, Buffer, Communicator, DType, RankComm, Slice, SliceMut, Untyped};
+use crossccl::{Backend, Buffer, Builder, Communicator, DType, RankComm, Slice, SliceMut, Untyped};
 
 /// Elements of guard before and after every buffer.
 const GUARD: usize = 32;
@@ -15,14 +18,60 @@ const GUARD_BYTE: u8 = 0xA5;
 /// What outputs hold before a call, so that an element that was not written shows.
 pub(crate) const POISON_BYTE: u8 = 0xAB;
 
+/// The most ranks that the tests put on one device: beyond, their streams would share the device's queues, in
+/// which one rank's kernel waits behind another's that waits for it.
+const RANKS_ON_ONE_DEVICE: usize = 8;
+
+/// Whether a test of `ranks` ranks can run on this machine, and its turn: on backends with real devices, tests take
+/// turns. A test that cannot is told of in one line and counted by `scripts/gpu-tests`; with
+/// `CROSSCCL_REQUIRE=cuda:8` (a backend, and how many devices of it) it fails instead.
+pub(crate) fn turn<B: Backend>(ranks: usize) -> Option<Option<MutexGuard<'static, ()>>> {
+    static TURN: Mutex<()> = Mutex::new(());
+    let required = std::env::var("CROSSCCL_REQUIRE").ok().and_then(|r| {
+        let (backend, devices) = r.split_once(':')?;
+        (backend == B::NAME).then(|| devices.parse::<usize>().expect("CROSSCCL_REQUIRE: a backend, a colon, a number"))
+    });
+    let (devices, why) = match B::device_count() {
+        Ok(count) => (count, format!("{count} devices")),
+        Err(fault) => (0, format!("{}: {}", fault.call, fault.name)),
+    };
+    if let Some(needed) = required {
+        assert!(devices >= needed, "CROSSCCL_REQUIRE asks for {needed} devices of {}: {why}", B::NAME);
+    }
+    if devices == 0 || ranks > devices * RANKS_ON_ONE_DEVICE {
+        println!("SKIPPED {} with {ranks} ranks: {why}", B::NAME);
+        return None;
+    }
+    // The CPU's devices are as many as asked for, and so are its tests at a time.
+    Some((B::NAME != "cpu").then(|| TURN.lock().unwrap_or_else(PoisonError::into_inner)))
+}
+
+/// To begin a test with: leaves it where its devices are missing.
+macro_rules! needs_device {
+    () => {
+        needs_device!(1)
+    };
+    ($ranks:expr) => {
+        let Some(_turn) = crate::support::turn::<B>($ranks) else { return };
+    };
+}
+
+/// A builder for ranks on these devices: on a machine that has fewer, they stand for those that it has, in turn.
+pub(crate) fn builder<B: Backend>(devices: impl IntoIterator<Item = usize>) -> Builder<B> {
+    let count = B::device_count().expect("a device");
+    let wanted: Vec<usize> = devices.into_iter().collect();
+    let shared = wanted.iter().any(|d| *d >= count);
+    Communicator::builder(wanted.into_iter().map(|d| d % count)).virtual_ranks(shared)
+}
+
 /// A communicator whose waits end soon: a test that hangs is a failure with a name.
 pub(crate) fn communicator<B: Backend>(ranks: usize) -> Communicator<B> {
-    Communicator::builder(0..ranks).timeout(Duration::from_secs(20)).build().expect("communicator")
+    builder::<B>(0..ranks).timeout(Duration::from_secs(20)).build().expect("communicator")
 }
 
 /// The same, one handle a rank, with a short limit for tests of missing ranks.
 pub(crate) fn rank_handles<B: Backend>(ranks: usize, limit: Duration) -> Vec<RankComm<B>> {
-    Communicator::builder(0..ranks).timeout(limit).build().expect("communicator").into_ranks()
+    builder::<B>(0..ranks).timeout(limit).build().expect("communicator").into_ranks()
 }
 
 /// Runs `body` for every rank on a thread of its own.

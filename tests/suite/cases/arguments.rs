@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crossccl::{Algorithm, Backend, Broadcast, Communicator, DType, ReduceOp, ReduceScatter};
+use crossccl::{Algorithm, Backend, Broadcast, DType, ReduceOp, ReduceScatter};
 use rstest::rstest;
 
 use super::{
@@ -17,6 +17,7 @@ use crate::support::{communicator, rank_handles};
 /// Every root, in place and not, with a payload that says whose it is.
 #[rstest]
 fn c1_every_root_in_place_and_not(#[values(2, 3, 4, 5, 6, 7, 8)] ranks: usize) {
+    needs_device!();
     let comm = communicator::<B>(ranks);
     for algorithm in [Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect] {
         for root in 0..ranks {
@@ -40,6 +41,7 @@ fn c1_every_root_in_place_and_not(#[values(2, 3, 4, 5, 6, 7, 8)] ranks: usize) {
 /// its end and nothing written.
 #[rstest]
 fn c4_an_input_that_is_too_short() {
+    needs_device!();
     let comm = communicator::<B>(3);
     let inputs: Vec<_> = (0..3).map(|r| comm.buffer_from(r, &[1.0f32; 3 * 5 - 1]).expect("buffer")).collect();
     let mut outputs: Vec<_> = (0..3).map(|r| comm.buffer_from(r, &[7.0f32; 5]).expect("buffer")).collect();
@@ -64,12 +66,13 @@ fn c4_an_input_that_is_too_short() {
 /// Ranks count from 0 in each group, wherever the group's devices are.
 #[rstest]
 fn c7_groups_on_the_last_devices() {
+    needs_device!();
     let last = B::device_count().expect("devices") - 1;
-    let pair = Communicator::<B>::builder([last - 1, last]).build().expect("communicator");
+    let pair = crate::support::builder::<B>([last - 1, last]).build().expect("communicator");
     for root in 0..2 {
         check(&pair, DType::F32, 1001, Broadcast::from_root(root), root, [0, 0], false);
     }
-    let four = Communicator::<B>::builder([3, 1, 2, 0]).build().expect("communicator");
+    let four = crate::support::builder::<B>([3, 1, 2, 0]).build().expect("communicator");
     for comm in [pair, four] {
         let shapes: Vec<_> = (0..comm.ranks() / 2).map(|g| vec![1001 + g]).collect();
         for op in ReduceOp::ALL {

@@ -16,6 +16,7 @@ const SHORT: Duration = Duration::from_millis(200);
 /// Handles, calls in flight, buffers and abort handles go in any order, after an abort too; nothing is freed twice.
 #[rstest]
 fn c8_drops_after_an_abort_in_any_order(#[values(0, 1, 2, 3)] order: usize) {
+    needs_device!();
     let mut ranks = rank_handles::<B>(2, Duration::from_secs(20));
     let abort = ranks[0].abort_handle();
     let mut data = ranks[0].buffer_from(&[5u8; 100]).expect("buffer");
@@ -58,6 +59,7 @@ fn c8_drops_after_an_abort_in_any_order(#[values(0, 1, 2, 3)] order: usize) {
 /// A panic of the caller's with a collective in flight unwinds through the drops: it stays the only one.
 #[rstest]
 fn g1_drops_while_unwinding(#[values(false, true)] aborted: bool) {
+    needs_device!();
     let begin = Instant::now();
     let panic = catch_unwind(AssertUnwindSafe(|| {
         let ranks = rank_handles::<B>(2, SHORT);
@@ -76,6 +78,7 @@ fn g1_drops_while_unwinding(#[values(false, true)] aborted: bool) {
 /// A communicator that was aborted is dropped like any other, with a call in flight on every rank.
 #[rstest]
 fn g1_abort_then_drop() {
+    needs_device!();
     let comm = communicator::<B>(2);
     let mut data: Vec<_> = (0..2).map(|r| comm.buffer_from(r, &[r as u8; 1000]).expect("buffer")).collect();
     let flight = comm.broadcast_in_place(&mut data, 0).expect("launch");
@@ -91,6 +94,7 @@ fn g1_abort_then_drop() {
 /// number. What may go where is said by the types; `tests/ui` has what they forbid.
 #[rstest]
 fn g9_ten_thousand_calls_of_eight_threads() {
+    needs_device!();
     fn sent<T: Send>() {}
     fn shared<T: Sync>() {}
     sent::<RankComm<B>>();

@@ -17,18 +17,21 @@ fn not_offered(name: &str) {
 
 #[rstest]
 fn f3_fp8_is_refused_by_name(#[values("e4m3", "fp8", "f8_e5m2")] name: &str) {
+    needs_device!();
     not_offered(name);
 }
 
 /// Nor is it taken for u8, whose sums would be those of integers.
 #[rstest]
 fn f10_bool_is_refused_by_name(#[values("bool", "bytes")] name: &str) {
+    needs_device!();
     not_offered(name);
 }
 
 /// Bytes of whatever type pass through a broadcast as they are.
 #[rstest]
 fn f10_opaque_bytes_can_be_broadcast(#[values(DType::U8, DType::I8)] dtype: DType) {
+    needs_device!();
     let comm = communicator::<B>(3);
     let all: Vec<u8> = (0..=u8::MAX).collect();
     let buffer = |r: usize| comm.buffer_with_dtype(r, dtype, 256).expect("buffer");
@@ -49,6 +52,7 @@ fn f11_sums_that_depend_on_the_order(
     #[values(DType::F32, DType::F64, DType::BF16)] dtype: DType,
     #[values(3, 4, 8)] ranks: usize,
 ) {
+    needs_device!();
     let comm = communicator(ranks);
     for op in [ReduceOp::Sum, ReduceOp::Average, ReduceOp::Product] {
         check_at(&comm, dtype, op, &[vec![10_007]], 0, ReduceScatter::new(op), Place::Apart(0, 0));

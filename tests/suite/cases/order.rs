@@ -6,7 +6,7 @@ use std::{
 };
 
 use crossccl::{
-    Agreement, Algorithm, Backend, Broadcast, Buffer, Communicator, DType, RankComm, RawRank, ReduceOp, ReduceScatter,
+    Agreement, Algorithm, Backend, Broadcast, Buffer, DType, RankComm, RawRank, ReduceOp, ReduceScatter,
 };
 use rstest::rstest;
 
@@ -35,6 +35,7 @@ fn enqueue(
 /// stream; the second waits for the first.
 #[rstest]
 fn a4_two_streams_in_crossed_order() {
+    needs_device!();
     let handles = cells::<B>(rank_handles(2, LIMIT));
     on_threads(&handles, |me, comm| {
         let other = B::create_stream(&B::device_of(comm.stream())).expect("stream");
@@ -56,6 +57,7 @@ fn a4_two_streams_in_crossed_order() {
 /// The same where the calls of the two streams differ: an error that names what, on both ranks in Strict.
 #[rstest]
 fn a4_crossed_calls_that_differ(#[values(Agreement::Dependent, Agreement::Strict)] agreement: Agreement) {
+    needs_device!();
     disagree(agreement, "count", &["1000", "2000"], |me, comm| {
         let other = B::create_stream(&B::device_of(comm.stream())).expect("stream");
         let streams = [comm.stream(), &other];
@@ -85,6 +87,7 @@ fn a4_crossed_calls_that_differ(#[values(Agreement::Dependent, Agreement::Strict
 /// Groups that make another number of calls each between the world's, a thread a rank: 1000 rounds of random naps.
 #[rstest]
 fn a6_groups_run_ahead_of_each_other() {
+    needs_device!();
     let handles = cells::<B>(rank_handles(4, LIMIT));
     on_threads(&handles, |me, comm| {
         let group = me / 2;
@@ -115,6 +118,7 @@ fn a6_groups_run_ahead_of_each_other() {
 /// Fresh communicators whose ranks come to their first call at different times.
 #[rstest]
 fn a11_first_calls_of_fresh_communicators() {
+    needs_device!();
     for round in 0..200u64 {
         let handles = cells::<B>(rank_handles(3, LIMIT));
         on_threads(&handles, |me, comm| {
@@ -131,6 +135,7 @@ fn a11_first_calls_of_fresh_communicators() {
 fn a12_the_second_call_waits_for_its_own_payload(
     #[values(Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect)] algorithm: Algorithm,
 ) {
+    needs_device!();
     let handles = cells::<B>(rank_handles(3, LIMIT));
     on_threads(&handles, |me, comm| {
         let what = || Broadcast::from_root(1).algorithm(algorithm);
@@ -152,6 +157,7 @@ fn a12_the_second_call_waits_for_its_own_payload(
 /// One thread enqueues thousands of calls of one rank before the first of the other.
 #[rstest]
 fn a15_one_rank_thousands_of_calls_ahead() {
+    needs_device!();
     const CALLS: usize = 5000;
     let ranks = rank_handles::<B>(2, LIMIT);
     let all: Vec<u32> = (0..CALLS as u32).collect();
@@ -172,6 +178,7 @@ fn a15_one_rank_thousands_of_calls_ahead() {
 /// A group without elements leaves its own barrier and nobody else's.
 #[rstest]
 fn a17_a_group_with_nothing_beside_one_with_something(#[values(0, 1)] empty: usize) {
+    needs_device!();
     let handles = cells::<B>(rank_handles(4, LIMIT));
     on_threads(&handles, |me, comm| {
         for round in 0..20 {
@@ -192,6 +199,7 @@ fn a17_a_group_with_nothing_beside_one_with_something(#[values(0, 1)] empty: usi
 /// A rank overwrites its input behind the collective in its own stream, without asking whether the peers have read it.
 #[rstest]
 fn e3_inputs_overwritten_at_once() {
+    needs_device!();
     const ROUNDS: usize = 1000;
     const PART: usize = 64;
     let handles = cells::<B>(rank_handles(4, LIMIT));
@@ -224,6 +232,7 @@ fn e3_inputs_overwritten_at_once() {
 /// Sizes and types of a report on flags that travel inside the payload.
 #[rstest]
 fn e7_payloads_that_change_every_round(#[values(1000, 2076, 4096, 6114, 7809)] count: usize) {
+    needs_device!();
     let comm = communicator::<B>(4);
     let mut narrow: Vec<_> = (0..4).map(|r| comm.buffer::<i32>(r, count).expect("buffer")).collect();
     let mut wide: Vec<_> = (0..4).map(|r| comm.buffer::<i64>(r, count).expect("buffer")).collect();
@@ -245,6 +254,7 @@ fn e7_payloads_that_change_every_round(#[values(1000, 2076, 4096, 6114, 7809)] c
 /// A rank's collective is complete once its peers have read its input: what it does then reaches nobody.
 #[rstest]
 fn e12_inputs_dropped_while_a_peer_is_late(#[values(false, true)] reduce: bool, #[values(false, true)] wait: bool) {
+    needs_device!();
     let handles = cells::<B>(rank_handles(2, LIMIT));
     let called = AtomicU32::new(0);
     on_threads(&handles, |me, comm| {
@@ -279,7 +289,8 @@ fn e12_inputs_dropped_while_a_peer_is_late(#[values(false, true)] reduce: bool, 
 /// of them is through.
 #[rstest]
 fn e13_blocks_that_lag_behind() {
-    let comm = Communicator::<B>::builder(0..2).timeout(LIMIT).build().expect("communicator");
+    needs_device!();
+    let comm = crate::support::builder::<B>(0..2).timeout(LIMIT).build().expect("communicator");
     let bytes = crossccl::MAX_BLOCKS as usize * axes::tile::<B>(2);
     let what = |root: usize| Broadcast::from_root(root).max_blocks(crossccl::MAX_BLOCKS);
     assert_eq!(comm.plan_broadcast(bytes, DType::U8, what(0)).expect("plan").blocks, crossccl::MAX_BLOCKS);

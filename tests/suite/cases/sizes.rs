@@ -44,6 +44,7 @@ fn first_wrong(buffer: &Buffer<B, u8>, range: std::ops::Range<usize>, block: &[u
 /// longer than all the rest.
 #[rstest]
 fn b1_offsets_beyond_32_bits() {
+    needs_device!();
     let (long, short) = ((1usize << 32) + 5, (1usize << 31) + 5);
     // A period that divides neither, so that nothing passes that went 2^31 or 2^32 astray.
     let block: Vec<u8> = (0..(1u32 << 18) - 5).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
@@ -77,6 +78,7 @@ fn b1_offsets_beyond_32_bits() {
 /// A count that no vector, no rank and no tile divides.
 #[rstest]
 fn b5_a_broadcast_of_ten_million_elements(#[values(0, 2)] algorithm: usize) {
+    needs_device!();
     let comm = communicator(3);
     let what = Broadcast::from_root(1).algorithm(ALGORITHMS[algorithm]);
     check(&comm, DType::F32, 10_556_587, what, 1, [1, 0], false);
@@ -88,6 +90,7 @@ fn b5_a_broadcast_of_ten_million_elements(#[values(0, 2)] algorithm: usize) {
 #[case::seven(7, 7 * 1_508_083)]
 #[case::ragged(8, 10_556_587)]
 fn b5_a_reduce_scatter_of_ten_million_elements(#[case] ranks: usize, #[case] count: usize) {
+    needs_device!();
     const GUARD: usize = 7;
     let comm = communicator::<B>(ranks);
     let inputs: Vec<_> = (0..ranks)
@@ -121,6 +124,7 @@ fn b5_a_reduce_scatter_of_ten_million_elements(#[case] ranks: usize, #[case] cou
 /// Messages of less than the smallest store that a peer has.
 #[rstest]
 fn b7_messages_of_one_to_three_bytes(#[values(2, 3, 8)] ranks: usize) {
+    needs_device!();
     let comm = communicator(ranks);
     for algorithm in ALGORITHMS {
         for root in 0..ranks {
@@ -138,6 +142,7 @@ fn b7_messages_of_one_to_three_bytes(#[values(2, 3, 8)] ranks: usize) {
 /// Numbers of ranks that are no power of two; an output that was not written still holds its poison.
 #[rstest]
 fn b8_three_five_six_and_seven_ranks(#[values(3, 5, 6, 7)] ranks: usize) {
+    needs_device!();
     let comm = communicator(ranks);
     for count in [ranks, 1000, 4099] {
         for algorithm in ALGORITHMS {
@@ -164,7 +169,7 @@ fn with_bytes_behind(ranks: usize, blocks: u32, payload: usize) -> (Communicator
     let bytes = signal_buffer_bytes(ranks, blocks, payload);
     let signals: Vec<_> = streams.iter().map(|s| Buffer::<B, u8>::new(s, bytes + BEHIND).expect("buffer")).collect();
     let behind: Vec<u64> = signals.iter().map(|s| s.address() + bytes as u64).collect();
-    let comm = Communicator::<B>::builder(0..ranks)
+    let comm = crate::support::builder::<B>(0..ranks)
         .streams(streams.clone())
         .signal_buffers(signals)
         .max_blocks(blocks)
@@ -193,6 +198,7 @@ fn with_bytes_behind(ranks: usize, blocks: u32, payload: usize) -> (Communicator
 /// payload has; with all of the remainder on the last it would have 9.
 #[rstest]
 fn b9_the_payload_is_as_large_as_the_largest_chunk() {
+    needs_device!();
     let half = 3 * VECTOR as usize;
     let (comm, look) = with_bytes_behind(8, 1, 2 * half);
     for root in 0..8 {
@@ -210,6 +216,7 @@ fn b9_the_payload_is_as_large_as_the_largest_chunk() {
 /// Flags for the most blocks, and nothing behind them.
 #[rstest]
 fn b10_the_most_blocks_stay_within_their_flags(#[values(1, 3, 64)] blocks: u32) {
+    needs_device!();
     let (comm, look) = with_bytes_behind(8, blocks, 0);
     let bytes = MAX_BLOCKS as usize * axes::tile::<B>(8);
     for algorithm in [Algorithm::OneStage, Algorithm::TwoStageDirect] {
@@ -227,6 +234,7 @@ fn b10_the_most_blocks_stay_within_their_flags(#[values(1, 3, 64)] blocks: u32) 
 /// All pairs of offsets between inputs and outputs, for every kernel that reads and writes by vectors.
 #[rstest]
 fn b11_misaligned_views_of_a_reduce_scatter() {
+    needs_device!();
     let comm = communicator(2);
     let sum = || ReduceScatter::new(ReduceOp::Sum);
     for from in 1..16 {
