@@ -21,6 +21,7 @@ use std::{
 use crossccl::{Algorithm, Broadcast, Buffer, Communicator, Cpu, Element, ReduceOp, half::bf16};
 
 type Outcome<T = ()> = Result<T, Box<dyn Error>>;
+type Section = fn() -> Outcome;
 type Buffers<T> = Vec<Buffer<Cpu, T>>;
 
 const RANKS: usize = 4;
@@ -31,8 +32,7 @@ const TURNS: usize = 31;
 fn main() -> Outcome {
     // Cargo adds an option of its own.
     let wanted: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with("--")).collect();
-    let sections: [(&str, fn() -> Outcome); 4] =
-        [("large", large), ("linear", linear), ("small", small), ("steady", steady)];
+    let sections: [(&str, Section); 4] = [("large", large), ("linear", linear), ("small", small), ("steady", steady)];
     if let Some(unknown) = wanted.iter().find(|w| sections.iter().all(|(name, _)| name != w)) {
         return Err(format!("no section `{unknown}`; the sections are large, linear, small, steady").into());
     }
