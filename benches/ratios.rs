@@ -12,8 +12,10 @@
 use std::{
     error::Error,
     hint::black_box,
-    ops::Range,
-    sync::Barrier,
+    sync::{
+        Arc, Barrier, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -49,11 +51,17 @@ struct Contender<'a> {
     name: &'static str,
     call: Box<dyn FnMut() -> Outcome<Duration> + 'a>,
     times: Vec<Duration>,
+    /// Processor time of the whole process, in clock ticks of 10 ms: the sum over the turns.
+    ticks: u64,
 }
 
 impl<'a> Contender<'a> {
     fn new(name: &'static str, call: impl FnMut() -> Outcome<Duration> + 'a) -> Self {
-        Contender { name, call: Box::new(call), times: Vec::new() }
+        Contender { name, call: Box::new(call), times: Vec::new(), ticks: 0 }
+    }
+
+    fn cpu_ms(&self) -> f64 {
+        self.ticks as f64 * 10.0 / self.times.len() as f64
     }
 
     fn median(&self) -> f64 {
@@ -66,16 +74,26 @@ fn median(mut values: Vec<f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
+/// User and system time of the process so far, of all its threads.
+fn ticks() -> Outcome<u64> {
+    let stat = std::fs::read_to_string("/proc/self/stat")?;
+    // Fields 14 and 15, counted behind the name, which may hold anything.
+    let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
+    Ok(fields.skip(11).take(2).map(str::parse::<u64>).sum::<Result<u64, _>>()?)
+}
+
 /// All take turns; who begins changes from turn to turn.
 fn take_turns(contenders: &mut [Contender], turns: usize) -> Outcome {
     for turn in 0..turns + 2 {
         for at in 0..contenders.len() {
             let at = (at + turn) % contenders.len();
             let one = &mut contenders[at];
+            let before = ticks()?;
             let time = (one.call)()?;
             // The first two turns touch memory and wake threads.
             if turn >= 2 {
                 one.times.push(time);
+                one.ticks += ticks()? - before;
             }
         }
     }
@@ -85,7 +103,7 @@ fn take_turns(contenders: &mut [Contender], turns: usize) -> Outcome {
 /// The contenders' medians, and their ratios to the one `against`, from the same run.
 fn print(title: &str, contenders: &[Contender], against: usize, target: &str) {
     println!("\n{title}");
-    println!("  {:<44} {:>10} {:>7}   turn by turn  target", "", "median ms", "ratio");
+    println!("  {:<32} {:>9} {:>6}  turn by turn  target   {:>6} {:>6}", "", "median ms", "ratio", "cpu ms", "ratio");
     let base = &contenders[against];
     for one in contenders {
         let mut ratios: Vec<f64> =
@@ -95,12 +113,14 @@ fn print(title: &str, contenders: &[Contender], against: usize, target: &str) {
         let (ms, ratio) = (one.median() * 1e3, one.median() / base.median());
         let spread = format!("{:.2} to {:.2}", quarter(1), quarter(3));
         let target = if std::ptr::eq(one, base) { "" } else { target };
-        println!("  {:<44} {ms:>10.2} {ratio:>7.2}   {spread:<12}  {target}", one.name);
+        let (cpu, cpu_ratio) = (one.cpu_ms(), one.cpu_ms() / base.cpu_ms());
+        println!("  {:<32} {ms:>9.2} {ratio:>6.2}  {spread:<12}  {target:>6}   {cpu:>6.1} {cpu_ratio:>6.2}", one.name);
     }
 }
 
 fn large() -> Outcome {
-    println!("64 MiB, {RANKS} ranks: medians of {TURNS} turns; turn by turn: middle half of the ratios");
+    println!("64 MiB, {RANKS} ranks: medians of {TURNS} turns; turn by turn: the middle half of the ratios;");
+    println!("cpu: mean processor time of all threads, which other load on the machine leaves alone");
     large_broadcast()?;
     large_reduce_scatter::<f32>("f32", |i| (i % 1000) as f32, plain_sum_f32)?;
     large_reduce_scatter::<bf16>("bf16", |i| bf16::from_f32((i % 100) as f32), plain_sum_bf16)
@@ -117,46 +137,78 @@ fn timed(call: impl FnOnce() -> crossccl::Result<()>) -> Outcome<Duration> {
     Ok(begin.elapsed())
 }
 
-/// The time that `threads` threads take, from the moment that all are there.
-fn on_threads<W: Send>(work: Vec<W>, body: impl Fn(W) + Sync) -> Duration {
-    let ready = Barrier::new(work.len() + 1);
-    let (ready, body) = (&ready, &body);
-    thread::scope(|scope| {
-        let threads: Vec<_> = (work.into_iter())
-            .map(|one| {
-                scope.spawn(move || {
-                    ready.wait();
-                    body(one);
+/// Threads that are started once and do the same work again and again, as the threads of a rank do: new ones
+/// for each turn would be spread over the cores by the system, those that are woken up are not.
+struct Crew {
+    begin: Arc<Barrier>,
+    end: Arc<Barrier>,
+    over: Arc<AtomicBool>,
+    threads: Vec<thread::JoinHandle<()>>,
+}
+
+impl Crew {
+    fn new(work: impl IntoIterator<Item = impl FnMut() + Send + 'static>) -> Self {
+        let work: Vec<_> = work.into_iter().collect();
+        let barrier = || Arc::new(Barrier::new(work.len() + 1));
+        let (begin, end, over) = (barrier(), barrier(), Arc::new(AtomicBool::new(false)));
+        let threads = (work.into_iter())
+            .map(|mut work| {
+                let (begin, end, over) = (begin.clone(), end.clone(), over.clone());
+                thread::spawn(move || {
+                    while {
+                        begin.wait();
+                        !over.load(Ordering::Acquire)
+                    } {
+                        work();
+                        end.wait();
+                    }
                 })
             })
             .collect();
-        ready.wait();
+        Crew { begin, end, over, threads }
+    }
+
+    /// All do their work once.
+    fn work(&self) -> Duration {
         let begin = Instant::now();
-        // A panic of theirs becomes one of the scope.
-        threads.into_iter().for_each(|thread| drop(thread.join()));
+        self.begin.wait();
+        self.end.wait();
         begin.elapsed()
-    })
+    }
+}
+
+impl Drop for Crew {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Release);
+        self.begin.wait();
+        for thread in self.threads.drain(..) {
+            // It has nothing to tell.
+            let _ = thread.join();
+        }
+    }
 }
 
 /// In place: the root's buffer into N - 1 others. Against as many plain copies, each on a thread.
 fn large_broadcast() -> Outcome {
     let comm = communicator(RANKS)?;
-    let content: Vec<u8> = (0..LARGE).map(|i| (i * 7 + i / 255) as u8).collect();
+    let content: Arc<Vec<u8>> = Arc::new((0..LARGE).map(|i| (i * 7 + i / 255) as u8).collect());
     let mut sets = [(); 3].map(|()| Vec::new());
     for set in &mut sets {
         for rank in 0..RANKS {
             set.push(if rank == 0 { comm.buffer_from(rank, &content)? } else { comm.buffer(rank, LARGE)? });
         }
     }
-    let mut copies = vec![vec![1u8; LARGE]; RANKS - 1];
+    let copies: Vec<_> = (1..RANKS).map(|_| Arc::new(Mutex::new(vec![1u8; LARGE]))).collect();
+    let crew = Crew::new(copies.iter().map(|copy| {
+        let (copy, content) = (copy.clone(), content.clone());
+        move || held(&copy).copy_from_slice(black_box(&content))
+    }));
     let call = |buffers: &mut Buffers<u8>, algorithm| {
         timed(|| comm.broadcast_in_place(buffers, Broadcast::from_root(0).algorithm(algorithm))?.wait())
     };
     let [one, staged, direct] = &mut sets;
     let mut contenders = [
-        Contender::new("3 copies by 3 threads (memcpy)", || {
-            Ok(on_threads(copies.iter_mut().collect(), |copy| copy.copy_from_slice(black_box(&content))))
-        }),
+        Contender::new("3 copies by 3 threads (memcpy)", || Ok(crew.work())),
         Contender::new("broadcast one-stage", || call(one, Algorithm::OneStage)),
         Contender::new("broadcast two-stage-staged", || call(staged, Algorithm::TwoStageStaged)),
         Contender::new("broadcast two-stage-direct", || call(direct, Algorithm::TwoStageDirect)),
@@ -166,9 +218,9 @@ fn large_broadcast() -> Outcome {
     print("two stages against one", &contenders[1..], 0, "1.5");
     drop(contenders);
     for buffer in sets.iter().flatten() {
-        verify(buffer.to_vec()? == content, "broadcast")?;
+        verify(buffer.to_vec()? == *content, "broadcast")?;
     }
-    verify(copies.iter().all(|copy| *copy == content), "the plain copies")
+    verify(copies.iter().all(|copy| *held(copy) == *content), "the plain copies")
 }
 
 /// Each rank gives 64 MiB. Against one pass over the same memory by as many threads: each reads a part of all
@@ -180,19 +232,21 @@ fn large_reduce_scatter<T: Element + PartialEq>(
 ) -> Outcome {
     let comm = communicator(RANKS)?;
     let count = LARGE / size_of::<T>();
-    let inputs: Vec<Vec<T>> = (0..RANKS).map(|rank| (0..count).map(|i| value(i + rank)).collect()).collect();
+    let inputs: Arc<Vec<Vec<T>>> =
+        Arc::new((0..RANKS).map(|rank| (0..count).map(|i| value(i + rank)).collect()).collect());
     let sources = (0..RANKS).map(|rank| comm.buffer_from(rank, &inputs[rank])).collect::<Result<Buffers<T>, _>>()?;
     let mut outputs = (0..RANKS).map(|rank| comm.buffer(rank, count / RANKS)).collect::<Result<Buffers<T>, _>>()?;
-    let mut result = vec![inputs[0][0]; count];
-    let part = |rank: usize| -> Range<usize> { rank * count / RANKS..(rank + 1) * count / RANKS };
+    let results: Vec<_> = (0..RANKS).map(|_| Arc::new(Mutex::new(vec![inputs[0][0]; count / RANKS]))).collect();
+    let crew = Crew::new(results.iter().enumerate().map(|(rank, result)| {
+        let (result, inputs) = (result.clone(), inputs.clone());
+        let part = rank * count / RANKS..(rank + 1) * count / RANKS;
+        move || {
+            let inputs: [&[T]; RANKS] = std::array::from_fn(|i| &inputs[i][part.clone()]);
+            plain(black_box(inputs), &mut held(&result));
+        }
+    }));
     let mut contenders = [
-        Contender::new("one pass by 4 threads", || {
-            let parts = result.chunks_mut(count / RANKS).enumerate().collect();
-            Ok(on_threads(parts, |(rank, out): (usize, &mut [T])| {
-                let inputs: [&[T]; RANKS] = std::array::from_fn(|i| &inputs[i][part(rank)]);
-                plain(black_box(inputs), out);
-            }))
-        }),
+        Contender::new("one pass by 4 threads", || Ok(crew.work())),
         Contender::new("reduce-scatter", || {
             timed(|| comm.reduce_scatter(&sources, &mut outputs, ReduceOp::Sum)?.wait())
         }),
@@ -200,10 +254,14 @@ fn large_reduce_scatter<T: Element + PartialEq>(
     take_turns(&mut contenders, TURNS)?;
     print(&format!("reduce-scatter of {name} (sum) against one plain pass"), &contenders, 0, "1.3");
     drop(contenders);
-    for (rank, output) in outputs.iter().enumerate() {
-        verify(output.to_vec()? == result[part(rank)], "reduce-scatter")?;
+    for (output, result) in outputs.iter().zip(&results) {
+        verify(output.to_vec()? == *held(result), "reduce-scatter")?;
     }
     Ok(())
+}
+
+fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn verify(right: bool, what: &str) -> Outcome {
