@@ -37,6 +37,14 @@ crossccl::Entry crossccl_cpu_kernel_entry(size_t index) { return crossccl::kKern
 // A thread inherits its creator's floating-point mode; flush-to-zero there must not change results.
 void crossccl_cpu_thread_begin() { fesetenv(FE_DFL_ENV); }
 
+// The same for a while on a thread of the caller's.
+size_t crossccl_cpu_mode_bytes() { return sizeof(fenv_t); }
+void crossccl_cpu_mode_default(uint8_t* before) {
+  fegetenv((fenv_t*)before);
+  fesetenv(FE_DFL_ENV);
+}
+void crossccl_cpu_mode_restore(const uint8_t* before) { fesetenv((const fenv_t*)before); }
+
 // For the tests of src/abi.rs: sizes, offsets, limits, layout and chunk arithmetic as this side sees them.
 uint64_t crossccl_cpu_probe(uint32_t what, uint64_t x, uint32_t y, uint32_t z) {
   using namespace crossccl;

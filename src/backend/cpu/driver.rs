@@ -14,6 +14,10 @@ cfg_if::cfg_if! {
 
         pub(super) fn begin_thread() {}
 
+        pub(super) fn with_default_mode<R>(body: impl FnOnce() -> R) -> R {
+            body()
+        }
+
         #[cfg(test)]
         pub(crate) fn probe(_what: u32, _x: u64, _y: u32, _z: u32) -> u64 {
             u64::MAX
@@ -24,6 +28,9 @@ cfg_if::cfg_if! {
             fn crossccl_cpu_kernel_name(index: usize) -> *const std::ffi::c_char;
             fn crossccl_cpu_kernel_entry(index: usize) -> Entry;
             fn crossccl_cpu_thread_begin();
+            fn crossccl_cpu_mode_bytes() -> usize;
+            fn crossccl_cpu_mode_default(before: *mut u8);
+            fn crossccl_cpu_mode_restore(before: *const u8);
             #[cfg(test)]
             fn crossccl_cpu_probe(what: u32, x: u64, y: u32, z: u32) -> u64;
         }
@@ -48,6 +55,27 @@ cfg_if::cfg_if! {
             // SAFETY: sets the calling thread's floating-point mode, nothing else.
             unsafe { crossccl_cpu_thread_begin() }
         }
+
+        /// Runs `body` on a thread of the caller's: flush-to-zero there must not change results, and is
+        /// as it was afterwards.
+        pub(super) fn with_default_mode<R>(body: impl FnOnce() -> R) -> R {
+            let mut before = Mode([0; 64]);
+            // SAFETY: the mode fits, or nothing is done.
+            let fits = unsafe { crossccl_cpu_mode_bytes() } <= before.0.len();
+            if fits {
+                // SAFETY: room for the mode, aligned.
+                unsafe { crossccl_cpu_mode_default(before.0.as_mut_ptr()) };
+            }
+            let result = body();
+            if fits {
+                // SAFETY: written by the call above, on this thread.
+                unsafe { crossccl_cpu_mode_restore(before.0.as_ptr()) };
+            }
+            result
+        }
+
+        #[repr(align(16))]
+        struct Mode([u8; 64]);
 
         #[cfg(test)]
         pub(crate) fn probe(what: u32, x: u64, y: u32, z: u32) -> u64 {

@@ -158,6 +158,75 @@ mod tests {
         assert!(data[(1 << 19) + (1 << 18)..].iter().all(|x| *x == 1));
     }
 
+    /// Who waits works as well: one job at a time all the same, in order.
+    #[test]
+    fn jobs_follow_one_another_whoever_runs_them() {
+        const JOBS: usize = 2000;
+        const BYTES: usize = 4 << 10;
+        let stream = CpuStream::new(&CpuDevice::open(0).unwrap()).unwrap();
+        let mut data = vec![0u8; (JOBS + 1) * BYTES];
+        data[..BYTES].fill(7);
+        let at = data.as_mut_ptr() as u64;
+        let ends = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            let events = std::sync::Arc::new(std::sync::Mutex::new(ends.1));
+            for _ in 0..3 {
+                let events = events.clone();
+                scope.spawn(move || {
+                    while let Ok(event) = { events.lock().unwrap().recv() } {
+                        let event: CpuEvent = event;
+                        assert!(event.wait(None));
+                    }
+                });
+            }
+            for job in 0..JOBS {
+                // Reads what the job before wrote.
+                stream.copy(at + ((job + 1) * BYTES) as u64, at + (job * BYTES) as u64, BYTES);
+                ends.0.send(stream.record()).unwrap();
+            }
+            drop(ends.0);
+        });
+        assert!(stream.record().wait(None));
+        assert!(data.iter().all(|x| *x == 7));
+    }
+
+    /// A kernel that runs on the caller's thread does not flush denormals because the caller does, and leaves
+    /// the caller's mode alone.
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn f9_the_mode_of_whoever_waits_does_not_matter() {
+        use std::hint::black_box;
+
+        fn mode() -> u32 {
+            let mut mode = 0u32;
+            // SAFETY: stores the register to `mode`.
+            unsafe { std::arch::asm!("stmxcsr [{}]", in(reg) &mut mode, options(nostack)) };
+            mode
+        }
+        fn set(mode: u32) {
+            // SAFETY: the values given are valid; no test depends on the mode but this one, on its own thread.
+            unsafe { std::arch::asm!("ldmxcsr [{}]", in(reg) &mode, options(nostack)) };
+        }
+        let before = mode();
+        let flushing = before | 0x8040;
+        let comm = crate::Communicator::<Cpu>::builder(0..2).build().unwrap();
+        let inputs = [0, 1].map(|r| comm.buffer_from(r, &[1e-40f32; 2]).unwrap());
+        let mut outputs = [0, 1].map(|r| comm.buffer::<f32>(r, 1).unwrap());
+        // Mostly this thread is the first to come to rank 0's launch.
+        for _ in 0..200 {
+            set(flushing);
+            let flushed = black_box(1e-40f32) + black_box(1e-40);
+            let outcome = comm.reduce_scatter(&inputs, &mut outputs, crate::ReduceOp::Sum).unwrap().wait();
+            let after = mode();
+            set(before);
+            assert_eq!((flushed, outcome), (0.0, Ok(())));
+            // The flags of what happened are not the mode.
+            assert_eq!(after & !0x3f, flushing & !0x3f);
+            let sums = outputs.each_ref().map(|o| o.to_vec().unwrap()[0].to_bits());
+            assert_eq!(sums, [(1e-40f32 + 1e-40).to_bits(); 2]);
+        }
+    }
+
     #[test]
     fn an_allocation_that_cannot_be_is_an_error() {
         assert_eq!(memory::allocate(usize::MAX / 2).unwrap_err().call, "allocate");

@@ -1,6 +1,10 @@
 //! A stream is a thread that works off a queue, and a crew of further threads for launches of more
 //! than one block. Threads are started once and parked; a stream that is dropped finishes its queue
 //! and goes.
+//!
+//! Who waits for an event without a limit takes the stream's next job itself, unless the thread has it
+//! already: with more ranks than cores every hand-over from thread to thread costs more than a small
+//! collective does. One job at a time, in order, whoever runs it.
 
 use std::{
     collections::VecDeque,
@@ -53,6 +57,8 @@ struct Pending {
     submitted: u64,
     ended: bool,
     worker_sleeps: bool,
+    /// A job was taken and is not complete: the next one may not begin.
+    running: bool,
     sleepers: usize,
     crew: Vec<Arc<Helper>>,
 }
@@ -171,6 +177,15 @@ impl CpuEvent {
     }
 
     pub(super) fn wait(&self, deadline: Option<Instant>) -> bool {
+        // Not with a limit: a job, once begun, has to be seen through.
+        if deadline.is_none() {
+            while !self.passed()
+                && let Some(job) = self.queue.take()
+            {
+                driver::with_default_mode(|| job.run());
+                self.queue.complete();
+            }
+        }
         // A short collective is over before a sleep would have begun.
         for _ in 0..64 {
             if self.passed() {
@@ -209,12 +224,7 @@ impl Queue {
     fn work(&self) {
         while let Some(job) = self.next() {
             job.run();
-            self.completed.fetch_add(1, Ordering::Release);
-            // Under the lock, or a sleeper that has just looked would miss it.
-            let sleepers = lock(&self.pending).sleepers;
-            if sleepers > 0 {
-                self.changed.notify_all();
-            }
+            self.complete();
         }
         // Only now: jobs that were still queued when the stream was dropped needed them.
         for helper in lock(&self.pending).crew.drain(..) {
@@ -222,30 +232,63 @@ impl Queue {
         }
     }
 
+    /// The next job, if none is under way. Whoever takes it runs it and calls [`complete`](Self::complete).
+    fn take(&self) -> Option<Job> {
+        lock(&self.pending).take()
+    }
+
+    /// The job that was taken is done.
+    fn complete(&self) {
+        self.completed.fetch_add(1, Ordering::Release);
+        // Under the lock, or a sleeper that has just looked would miss it.
+        let mut pending = lock(&self.pending);
+        pending.running = false;
+        let wake = pending.sleepers > 0 || (pending.worker_sleeps && (pending.ended || !pending.jobs.is_empty()));
+        drop(pending);
+        if wake {
+            self.changed.notify_all();
+        }
+    }
+
     fn next(&self) -> Option<Job> {
+        let mut pending = lock(&self.pending);
         for _ in 0..64 {
-            let mut pending = lock(&self.pending);
-            if let Some(job) = pending.jobs.pop_front() {
+            if let Some(job) = pending.take() {
                 return Some(job);
             }
-            if pending.ended {
+            if pending.is_over() {
                 return None;
             }
             drop(pending);
             thread::yield_now();
+            pending = lock(&self.pending);
         }
-        let mut pending = lock(&self.pending);
         loop {
-            if let Some(job) = pending.jobs.pop_front() {
+            if let Some(job) = pending.take() {
                 return Some(job);
             }
-            if pending.ended {
+            if pending.is_over() {
                 return None;
             }
             pending.worker_sleeps = true;
             pending = self.changed.wait(pending).unwrap_or_else(PoisonError::into_inner);
             pending.worker_sleeps = false;
         }
+    }
+}
+
+impl Pending {
+    fn take(&mut self) -> Option<Job> {
+        if self.running {
+            return None;
+        }
+        let job = self.jobs.pop_front()?;
+        self.running = true;
+        Some(job)
+    }
+
+    fn is_over(&self) -> bool {
+        self.ended && !self.running && self.jobs.is_empty()
     }
 }
 
