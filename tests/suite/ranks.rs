@@ -137,13 +137,14 @@ fn raw_calls_on_streams_of_ones_own() {
 #[rstest]
 fn streams_signal_buffers_and_devices_of_ones_own() {
     needs_device!();
-    let devices: Vec<_> = (0..2).map(|d| B::open(d).expect("device")).collect();
+    let devices: Vec<_> = (0..2).map(crate::support::device::<B>).collect();
     let streams: Vec<_> = devices.iter().map(|d| B::create_stream(d).expect("stream")).collect();
     let bytes = signal_buffer_bytes(2, 4, 1 << 16);
     let signals = |bytes: usize| streams.iter().map(move |s| Buffer::<B, u8>::new(s, bytes).expect("buffer"));
     let builder = || {
         Communicator::<B>::builder([])
             .devices(devices.clone())
+            .virtual_ranks(devices[0] == devices[1])
             .streams(streams.clone())
             .max_blocks(4)
             .payload_bytes(1 << 16)
@@ -170,7 +171,8 @@ fn c9_ranks_may_share_a_device_if_asked_for() {
     needs_device!();
     let error = Communicator::<B>::builder([0, 0]).build().expect_err("the same device twice");
     assert!(matches!(error, Error::InvalidArgument { argument: "device", .. }), "{error}");
-    let comm = Communicator::<B>::builder([0, 0, 1]).virtual_ranks(true).build().expect("communicator");
+    let other = 1 % B::device_count().expect("devices");
+    let comm = Communicator::<B>::builder([0, 0, other]).virtual_ranks(true).build().expect("communicator");
     let mut buffers: Vec<_> = (0..3).map(|r| comm.buffer_from(r, &[r as u8; 10]).expect("buffer")).collect();
     comm.broadcast_in_place(&mut buffers, 1).expect("launch").wait().expect("outcome");
     assert!(buffers.iter().all(|b| b.to_vec().expect("read") == [1; 10]));

@@ -56,6 +56,11 @@ macro_rules! needs_device {
     };
 }
 
+/// The device that stands for `wanted`.
+pub(crate) fn device<B: Backend>(wanted: usize) -> B::Device {
+    B::open(wanted % B::device_count().expect("a device")).expect("device")
+}
+
 /// A builder for ranks on these devices: on a machine that has fewer, they stand for those that it has, in turn.
 pub(crate) fn builder<B: Backend>(devices: impl IntoIterator<Item = usize>) -> Builder<B> {
     let count = B::device_count().expect("a device");

@@ -163,24 +163,14 @@ impl CudaDevice {
         }
         let _current = self.enter()?;
         let _relaxed = Relaxed::enter()?;
-        let mut modules = Vec::new();
-        for image in images::images() {
-            let mut module = std::ptr::null_mut();
-            // SAFETY: the image is one of nvcc's, whole, and stays as long as the process.
-            let loaded = unsafe { call!(cuModuleLoadData(&raw mut module, image.as_ptr().cast())) };
-            loaded.map_err(|fault| self.not_loaded(fault))?;
-            modules.push(module);
-        }
-        if modules.is_empty() {
+        let Some(image) = images::IMAGE else {
             return Err(Fault::new("load", 0, "this build has no kernels (CROSSCCL_KERNELS=off); build without it"));
-        }
-        let functions = Kernel::all()
-            .map(|kernel| {
-                modules.iter().find_map(|module| find(*module, kernel)).unwrap_or_else(|| {
-                    Err(Fault::new("cuModuleGetFunction", 0, format!("no kernel {}", kernel.name())))
-                })
-            })
-            .collect::<Result<Vec<_>, Fault>>()?;
+        };
+        let mut module = std::ptr::null_mut();
+        // SAFETY: the image is one of nvcc's, whole, aligned, and stays as long as the process.
+        let loaded = unsafe { call!(cuModuleLoadData(&raw mut module, image.as_ptr().cast())) };
+        loaded.map_err(|fault| self.not_loaded(fault))?;
+        let functions = Kernel::all().map(|kernel| find(module, kernel)).collect::<Result<Vec<_>, Fault>>()?;
         Ok(self.inner.functions.get_or_init(|| functions).clone())
     }
 
@@ -196,7 +186,7 @@ impl CudaDevice {
                 capability % 10,
                 version / 1000,
                 version % 1000 / 10,
-                images::ARCHITECTURES,
+                images::ARCHITECTURES.join(" "),
             ),
             ..fault
         }
@@ -220,14 +210,14 @@ impl CudaDevice {
     }
 }
 
-fn find(module: sys::CUmodule, kernel: Kernel) -> Option<Result<CudaFunction, Fault>> {
-    let name = CString::new(kernel.name()).ok()?;
+fn find(module: sys::CUmodule, kernel: Kernel) -> Result<CudaFunction, Fault> {
+    let name = kernel.name();
+    let fault = |fault: Fault| Fault { name: format!("{} for the kernel {name}", fault.name), ..fault };
+    let symbol = CString::new(name.as_str()).map_err(|e| Fault::new("load", 0, e.to_string()))?;
     let mut function = std::ptr::null_mut();
     // SAFETY: locals; the module is loaded.
-    match unsafe { sys::cuModuleGetFunction(&raw mut function, module, name.as_ptr()) } {
-        sys::CUresult::CUDA_ERROR_NOT_FOUND => None,
-        result => Some(driver::check("cuModuleGetFunction", result).and_then(|()| touch(function))),
-    }
+    unsafe { call!(cuModuleGetFunction(&raw mut function, module, symbol.as_ptr())) }.map_err(fault)?;
+    touch(function).map_err(fault)
 }
 
 /// Loads the function now, whatever `CUDA_MODULE_LOADING` says.

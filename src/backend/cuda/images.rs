@@ -1,12 +1,3 @@
-//! The kernels that the build embedded.
+//! The kernels that the build embedded; `build/cuda.rs` writes what is included here.
 
-/// Threads of a block; `kThreads` of kernels-cuda/target_cuda.h.
-pub(super) const THREADS: u32 = 512;
-/// Bytes that a block takes at a time; `kTile` there.
-pub(super) const TILE: u64 = 16 << 10;
-/// What they are built for.
-pub(super) const ARCHITECTURES: &str = "nothing";
-
-pub(super) fn images() -> &'static [&'static [u8]] {
-    &[]
-}
+include!(concat!(env!("OUT_DIR"), "/cuda_images.rs"));

@@ -67,7 +67,7 @@ fn c4_an_input_that_is_too_short() {
 #[rstest]
 fn c7_groups_on_the_last_devices() {
     needs_device!();
-    let last = B::device_count().expect("devices") - 1;
+    let last = B::device_count().expect("devices").max(2) - 1;
     let pair = crate::support::builder::<B>([last - 1, last]).build().expect("communicator");
     for root in 0..2 {
         check(&pair, DType::F32, 1001, Broadcast::from_root(root), root, [0, 0], false);

@@ -165,7 +165,7 @@ fn b8_three_five_six_and_seven_ranks(#[values(3, 5, 6, 7)] ranks: usize) {
 /// A communicator in signal buffers of its own that end in bytes which nobody may write, and a look at those.
 fn with_bytes_behind(ranks: usize, blocks: u32, payload: usize) -> (Communicator<B>, impl Fn(&str)) {
     const BEHIND: usize = 512;
-    let streams: Vec<_> = (0..ranks).map(|r| B::create_stream(&B::open(r).expect("device")).expect("stream")).collect();
+    let streams: Vec<_> = (0..ranks).map(|r| B::create_stream(&crate::support::device::<B>(r)).expect("stream")).collect();
     let bytes = signal_buffer_bytes(ranks, blocks, payload);
     let signals: Vec<_> = streams.iter().map(|s| Buffer::<B, u8>::new(s, bytes + BEHIND).expect("buffer")).collect();
     let behind: Vec<u64> = signals.iter().map(|s| s.address() + bytes as u64).collect();

@@ -1,0 +1,156 @@
+//! NVIDIA's kernels, by nvcc: one fatbin with machine code and PTX, and a Rust file that embeds it.
+//!
+//! `OUT_DIR` gets `crossccl_cuda.fatbin`, `crossccl_cuda.txt` (what it was made from, what each kernel takes) and
+//! `cuda_images.rs`. The first two, copied to a folder, are what `CROSSCCL_KERNELS=FOLDER` takes.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use super::toolchain::cuda::{self, Architecture};
+
+const FOLDERS: [&str; 2] = ["kernels-common", "kernels-cuda"];
+const IMAGE: &str = "crossccl_cuda.fatbin";
+const REPORT: &str = "crossccl_cuda.txt";
+
+/// Compiles `kernels-cuda`.
+pub(crate) fn compile() -> Result<(), String> {
+    let env = |name: &str| std::env::var(name).ok();
+    let sources = sources()?;
+    let nvcc = cuda::nvcc(env, Path::is_file)?;
+    let architectures = cuda::architectures(env)?;
+    let (_, version) = run(&nvcc, &["--version".into()])?;
+    let release =
+        cuda::release(&version).ok_or_else(|| format!("{} --version names no release: {version}", nvcc.display()))?;
+    let image = out_dir()?.join(IMAGE);
+    let jobs = env("NUM_JOBS").and_then(|n| n.parse().ok()).unwrap_or(1);
+    let arguments = cuda::arguments(
+        &architectures,
+        release,
+        jobs,
+        cuda::deny_warnings(env),
+        Path::new("kernels-cuda/kernels.cu"),
+        &image,
+    );
+    let (good, output) = run(&nvcc, &arguments)?;
+    if !good {
+        let hint = if output.contains("nsupported gpu architecture") {
+            "\nThis compiler is older or newer than an architecture of the list; CUDA_ARCH_LIST names others (sm_100 \
+             needs CUDA 12.8)."
+        } else {
+            ""
+        };
+        return Err(format!("{} {} failed:\n{output}{hint}", nvcc.display(), arguments.join(" ")));
+    }
+    for warning in output.lines().filter(|line| line.contains("warning")) {
+        println!("cargo::warning={warning}");
+    }
+    let machine_code = architectures.iter().any(|a| matches!(a, Architecture::Machine(_)));
+    // PTX alone is judged by the driver that compiles it, on a machine that is not here.
+    let resources = if machine_code { cuda::resources(&output)? } else { Vec::new() };
+    let compiler = version.lines().find(|line| line.contains("release ")).unwrap_or_default();
+    // Written before the verdict: who mends a kernel wants to read it.
+    let report = cuda::report(sources, compiler, &arguments, &architectures, &resources);
+    write(REPORT, &report)?;
+    cuda::verdict(&resources, &architectures)?;
+    let list: Vec<_> = architectures.iter().map(ToString::to_string).collect();
+    embed(Some(&image), &list)
+}
+
+/// Takes the image from `folder`.
+pub(crate) fn take(folder: &Path) -> Result<(), String> {
+    let (from, report) = (folder.join(IMAGE), folder.join(REPORT));
+    println!("cargo::rerun-if-changed={}", from.display());
+    println!("cargo::rerun-if-changed={}", report.display());
+    let wrong = |path: &Path, why: &str| format!("CROSSCCL_KERNELS={}: {}: {why}", folder.display(), path.display());
+    let text = fs::read_to_string(&report).map_err(|e| wrong(&report, &e.to_string()))?;
+    let list = cuda::prebuilt(&text, sources()?).map_err(|why| wrong(&report, &why))?;
+    let image = out_dir()?.join(IMAGE);
+    fs::copy(&from, &image).map_err(|e| wrong(&from, &e.to_string()))?;
+    write(REPORT, &text)?;
+    embed(Some(&image), &list)
+}
+
+/// Builds without kernels.
+pub(crate) fn leave_out() -> Result<(), String> {
+    embed(None, &[])
+}
+
+/// Declares what the build depends on and answers the number of the sources.
+fn sources() -> Result<u64, String> {
+    // PATH differs from shell to shell: it counts only where the compiler comes from it.
+    let by_path = ["NVCC", "CUDA_HOME", "CUDA_PATH"].iter().all(|name| std::env::var_os(name).is_none());
+    for name in cuda::VARIABLES.iter().chain(by_path.then_some(&"PATH")) {
+        println!("cargo::rerun-if-env-changed={name}");
+    }
+    let mut files = Vec::new();
+    for folder in FOLDERS {
+        println!("cargo::rerun-if-changed={folder}");
+        let entries = fs::read_dir(folder).map_err(|e| format!("{folder}: {e}"))?;
+        for entry in entries {
+            let path = entry.map_err(|e| format!("{folder}: {e}"))?.path();
+            // Prose is no source.
+            if path.extension().is_some_and(|e| e == "h" || e == "cu" || e == "def") {
+                let contents = fs::read(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+                files.push((path.display().to_string(), contents));
+            }
+        }
+    }
+    files.sort();
+    Ok(cuda::fingerprint(files.iter().map(|(name, contents)| (name.as_str(), contents.as_slice()))))
+}
+
+fn embed(image: Option<&Path>, architectures: &[String]) -> Result<(), String> {
+    let path = "kernels-cuda/target_cuda.h";
+    let header = fs::read_to_string(path).map_err(|e| format!("{path}: {e}"))?;
+    let constant = |name: &str| cuda::constant(&header, name).ok_or_else(|| format!("{path}: no constant {name}"));
+    let (threads, tile) = (constant("kThreads")?, constant("kTile")?);
+    let image = match image {
+        None => "pub(crate) static IMAGE: Option<&[u8]> = None;".to_owned(),
+        Some(path) => {
+            let bytes = fs::metadata(path).map_err(|e| format!("{}: {e}", path.display()))?.len();
+            format!(
+                "pub(crate) static IMAGE: Option<&[u8]> = Some(&ALIGNED.0);\n\
+                 #[repr(C, align(64))]\n\
+                 struct Aligned([u8; {bytes}]);\n\
+                 static ALIGNED: Aligned = Aligned(*include_bytes!({path:?}));"
+            )
+        }
+    };
+    let text = format!(
+        "// Written by build/cuda.rs.\n\
+         /// The kernels as one fatbin, from which the driver takes what fits the device; `None`: built without.\n\
+         {image}\n\
+         /// What the image holds: `sm_` is machine code, `compute_` is PTX.\n\
+         pub(crate) const ARCHITECTURES: &[&str] = &{architectures:?};\n\
+         /// Threads of every block: no launch may have another number.\n\
+         pub(crate) const THREADS: u32 = {threads};\n\
+         /// Bytes that a block takes at a time.\n\
+         pub(crate) const TILE: u64 = {tile};\n"
+    );
+    write("cuda_images.rs", &text)
+}
+
+/// Runs a compiler: whether it was content, and all that it said.
+fn run(program: &Path, arguments: &[String]) -> Result<(bool, String), String> {
+    let output = Command::new(program)
+        .args(arguments)
+        // nvcc adds these to its command line: one of them could switch fast-math on.
+        .env_remove("NVCC_PREPEND_FLAGS")
+        .env_remove("NVCC_APPEND_FLAGS")
+        .output()
+        .map_err(|e| format!("{}: {e}", program.display()))?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    Ok((output.status.success(), text(&output.stdout) + &text(&output.stderr)))
+}
+
+fn out_dir() -> Result<PathBuf, String> {
+    std::env::var_os("OUT_DIR").map(PathBuf::from).ok_or_else(|| "OUT_DIR is not set: this is for cargo".into())
+}
+
+fn write(name: &str, text: &str) -> Result<(), String> {
+    let path = out_dir()?.join(name);
+    fs::write(&path, text).map_err(|e| format!("{}: {e}", path.display()))
+}

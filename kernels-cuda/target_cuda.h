@@ -1,0 +1,199 @@
+// The NVIDIA target: a block is a thread block of kThreads threads. See ../kernels-common/target.h for
+// the contract. Memory orders are written in PTX, so that the machine code says what the contract says;
+// scripts/check-ptx looks.
+#pragma once
+
+#include <stdint.h>
+#include <string.h>
+
+#define CROSSCCL_DEVICE static __device__ __forceinline__
+#define CROSSCCL_METHOD __device__ __forceinline__
+#define CROSSCCL_UNROLL _Pragma("unroll")
+#define CROSSCCL_ROLLED _Pragma("unroll 1")
+#ifndef CROSSCCL_PLANTED
+#define CROSSCCL_PLANTED 0
+#endif
+
+#include "../kernels-common/abi.h"
+#include "../kernels-common/target.h"
+#include "../kernels-common/planted.h"
+
+namespace crossccl {
+
+// Bugs that only machine code shows, for scripts/check-ptx; planted like those of planted.h.
+enum PlantedHere : uint32_t {
+  kReadOnlyLoads = 100,  // peers' data through the read-only path
+  kDeviceScope = 101,    // releases that peers on other devices need not see
+  kNarrowVectors = 102,  // four loads of 4 bytes
+  kOnTheStack = 103,     // vectors pass through memory of the thread
+};
+CROSSCCL_DEVICE constexpr bool planted(PlantedHere bug) { return CROSSCCL_PLANTED == bug; }
+
+// Threads of a block, always: the kernels are compiled for it and the host launches no other number (it
+// reads this line, build/cuda.rs). 512 leaves a thread 128 registers; with 1024 threads and 64 registers
+// kernels spill (I12), and 32 to 64 blocks of 512 fill a link between two H200.
+constexpr uint32_t kThreads = 512;
+
+struct Block {
+  uint32_t block, blocks, thread;
+  static constexpr uint32_t threads = kThreads;
+  CROSSCCL_METHOD void sync() const { __syncthreads(); }
+  CROSSCCL_METHOD bool any(bool x) const { return __syncthreads_or(x) != 0; }
+};
+CROSSCCL_DEVICE Block this_block() { return Block{blockIdx.x, gridDim.x, threadIdx.x}; }
+
+// System scope: peers and the host. Relaxed accesses order nothing, so they are no barrier to the
+// compiler either; all are volatile, none is repeated or left out.
+template <class T> CROSSCCL_DEVICE uint64_t global(T* p) { return __cvta_generic_to_global(p); }
+CROSSCCL_DEVICE uint64_t load_relaxed(const uint64_t* p) {
+  uint64_t v;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(global(p)));
+  return v;
+}
+CROSSCCL_DEVICE uint64_t load_acquire(const uint64_t* p) {
+  uint64_t v;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(global(p)) : "memory");
+  return v;
+}
+CROSSCCL_DEVICE void store_relaxed(uint64_t* p, uint64_t v) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(global(p)), "l"(v));
+}
+// Cumulative: what the block's other threads did before the barrier in front of it is released too.
+CROSSCCL_DEVICE void store_release(uint64_t* p, uint64_t v) {
+  if (planted(kDeviceScope)) {
+    asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(global(p)), "l"(v) : "memory");
+    return;
+  }
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(global(p)), "l"(v) : "memory");
+}
+// Between blocks of one rank, which are on one device.
+CROSSCCL_DEVICE bool claim(uint64_t* p, uint64_t v) {
+  uint64_t old;
+  asm volatile("atom.acq_rel.gpu.global.cas.b64 %0, [%1], 0, %2;" : "=l"(old) : "l"(global(p)), "l"(v) : "memory");
+  return old == 0;
+}
+CROSSCCL_DEVICE uint64_t add_ticket(uint64_t* p) {
+  uint64_t old;
+  asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], 1;" : "=l"(old) : "l"(global(p)) : "memory");
+  return old;
+}
+
+constexpr bool kUnalignedVectors = false;
+// A thread has as many loads in flight as there are ranks anyway. More would be 32 accumulators for bytes, and
+// at 8 ranks, or narrow types over a number of ranks that is not known, come near the limit of registers.
+template <class T, uint32_t N>
+constexpr uint32_t kBatch = N > 4 || sizeof(T) == 1 || (N == 0 && sizeof(T) == 2) ? 1 : 2;
+// In PTX, since from C++ the compiler makes what it likes: four stores of 4 bytes out of one of 16, and a load
+// through the read-only path out of one that nobody writes in this kernel (I11: a peer may).
+CROSSCCL_DEVICE uint4 load_vector(const void* from) {
+  if (planted(kReadOnlyLoads)) return __ldg((const uint4*)from);
+  if (planted(kNarrowVectors)) {
+    const volatile uint32_t* w = (const uint32_t*)from;
+    return uint4{w[0], w[1], w[2], w[3]};
+  }
+  if (planted(kOnTheStack)) {
+    volatile uint32_t w[4] = {1, 2, 3, 4};
+    return uint4{w[(uint64_t)from & 3], w[1], w[2], w[3]};
+  }
+  uint4 v;
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(global(from))
+               : "memory");
+  return v;
+}
+CROSSCCL_DEVICE void store_vector(void* to, uint4 v) {
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(global(to)), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+               : "memory");
+}
+// Half a vector: what a vector becomes in a type of half the width.
+CROSSCCL_DEVICE uint2 load_half_vector(const void* from) {
+  uint2 v;
+  asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(global(from)) : "memory");
+  return v;
+}
+CROSSCCL_DEVICE void store_half_vector(void* to, uint2 v) {
+  asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(global(to)), "r"(v.x), "r"(v.y) : "memory");
+}
+template <uint32_t K, uint32_t V, class T> CROSSCCL_DEVICE void load_pieces(T* x, const T* from, uint64_t step) {
+  constexpr uint32_t lanes = kVector / sizeof(T);
+  CROSSCCL_UNROLL for (uint32_t k = 0; k < K; ++k) {
+    if (V == 1) x[k] = from[k * step];
+    if (V != 1 && V * 2 == lanes) {
+      const uint2 v = load_half_vector(from + k * step);
+      memcpy(x + k * V, &v, sizeof v);
+    }
+    if constexpr (V >= lanes) CROSSCCL_UNROLL for (uint32_t i = 0; i < V / lanes; ++i) {
+      const uint4 v = load_vector(from + k * step + i * lanes);
+      memcpy(x + k * V + i * lanes, &v, sizeof v);
+    }
+  }
+}
+template <uint32_t K, uint32_t V, class T> CROSSCCL_DEVICE void store_pieces(T* to, const T* x, uint64_t step) {
+  constexpr uint32_t lanes = kVector / sizeof(T);
+  CROSSCCL_UNROLL for (uint32_t k = 0; k < K; ++k) {
+    if (V == 1) to[k * step] = x[k];
+    if (V != 1 && V * 2 == lanes) {
+      uint2 v;
+      memcpy(&v, x + k * V, sizeof v);
+      store_half_vector(to + k * step, v);
+    }
+    if constexpr (V >= lanes) CROSSCCL_UNROLL for (uint32_t i = 0; i < V / lanes; ++i) {
+      uint4 v;
+      memcpy(&v, x + k * V + i * lanes, sizeof v);
+      store_vector(to + k * step + i * lanes, v);
+    }
+  }
+}
+
+// Two vectors a thread. 16 blocks have 256 KiB in flight then, 64 blocks 1 MiB.
+constexpr uint64_t kTile = 16 * 1024;
+
+CROSSCCL_DEVICE uint32_t lowest_bit(uint64_t bits) { return uint32_t(__ffsll((long long)bits)) - 1; }
+
+// Nanoseconds. The hardware advances it in steps, of 32 ns up to about 1 us by device and driver: enough for deadlines and slow
+// looks, too coarse to time one flag.
+CROSSCCL_DEVICE uint64_t clock_ticks() {
+  uint64_t t;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
+  return t;
+}
+constexpr uint64_t kSlowLook = 20000;
+
+// A poll at system scope takes longer than any pause that would help the others.
+CROSSCCL_DEVICE void relax(uint32_t) {}
+
+CROSSCCL_DEVICE float bf16_to_float(uint16_t x) { return __uint_as_float(uint32_t(x) << 16); }
+CROSSCCL_DEVICE uint16_t float_to_bf16(float f) {
+  const uint32_t b = __float_as_uint(f);
+  return uint16_t((b + 0x7fffu + ((b >> 16) & 1)) >> 16);
+}
+CROSSCCL_DEVICE float half_to_float(uint16_t x) {
+  float f;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(x));
+  return f;
+}
+// The instruction's NaN is 0x7fff; the contract's has one bit.
+CROSSCCL_DEVICE uint16_t float_to_half(float f) {
+  uint16_t h;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f));
+  const uint32_t b = __float_as_uint(f);
+  return (b & 0x7fffffff) > 0x7f800000 ? uint16_t((b >> 16 & 0x8000) | 0x7e00) : h;
+}
+
+}  // namespace crossccl
+
+#include "../kernels-common/vectors.h"
+
+namespace crossccl {
+CROSSCCL_DEVICE void copy_tile(const Block& b, uint8_t* to, const uint8_t* from, uint64_t bytes) {
+  copy_tile_by_vectors(b, to, from, bytes);
+}
+}  // namespace crossccl
+
+#include "../kernels-common/rendezvous.h"
+#include "../kernels-common/copy.h"
+#include "../kernels-common/reduce.h"
+#include "../kernels-common/broadcast.h"
+#include "../kernels-common/reduce_scatter.h"
+#include "../kernels-common/self_test.h"
