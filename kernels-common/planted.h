@@ -22,6 +22,7 @@ enum Planted : uint32_t {
   kPoisonStays = 13,      // a failure in a group does not reach the world
   kHashAlone = 14,        // records are compared by their hash alone
   kRoundedEarly = 15,     // a sum is rounded before its residual is added
+  kRelaxedPoll = 16,      // flags are loaded without acquire
 };
 
 CROSSCCL_DEVICE constexpr bool planted(Planted bug) { return CROSSCCL_PLANTED == bug; }

@@ -107,7 +107,8 @@ struct Rendezvous {
     if (planted(kNoCreditWait) && phase == kDone) return join(true);
     const uint64_t wanted = sequence + round + 1;
     return wait_for(who, 1 + phase, wanted, [&](uint32_t p, bool slow) {
-      if (load_acquire(own.flag(a.domain, phase, b.block, p)) >= wanted) return Look::kThere;
+      const uint64_t* flag = own.flag(a.domain, phase, b.block, p);
+      if ((planted(kRelaxedPoll) ? load_relaxed(flag) : load_acquire(flag)) >= wanted) return Look::kThere;
       return slow && look_at_record(p) == Arrival::kDiffers ? Look::kFailed : Look::kNotYet;
     });
   }

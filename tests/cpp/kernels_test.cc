@@ -87,15 +87,15 @@ struct World {
   }
 };
 
-// Any alignment of both ends, any length: every byte arrives, none beside it is touched or (AddressSanitizer:
-// what lies beside the range is out of bounds) read.
+// Any alignment of both ends, any length (no tile is empty): every byte arrives, none beside it is touched or,
+// by AddressSanitizer, to which what lies beside the range is out of bounds, read.
 void copies() {
   std::atomic<int> wrong{0};
   const auto all = [&](const Block& b, const Arguments&) {
     static std::vector<uint8_t> from, to, expected;
     for (uint32_t f = 0; f <= kVector; ++f)
       for (uint32_t t = 0; t <= kVector; ++t)
-        for (uint32_t n : {0u, 1u, 7u, 15u, 16u, 17u, 31u, 33u, 47u, 48u, 49u, 64u, 100u, 239u, 512u, 1021u}) {
+        for (uint32_t n : {1u, 7u, 15u, 16u, 17u, 31u, 33u, 47u, 48u, 49u, 64u, 100u, 239u, 512u, 1021u}) {
           if (b.thread == 0) {
             // The end of the range is the end of the allocation, its begin the end of a forbidden region.
             from.assign(f + n, 0), to.assign(t + n + kVector, 0xab);
