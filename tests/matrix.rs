@@ -19,9 +19,11 @@ macro_rules! for_each_backend {
             mod cases;
             mod epilogue;
             mod failures;
+            mod graphs;
             mod numbers;
             mod ranks;
             mod reduce_scatter;
+            mod stress;
         }
     )* };
 }

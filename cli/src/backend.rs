@@ -22,3 +22,8 @@ macro_rules! with_backend {
     }};
 }
 pub(crate) use with_backend;
+
+/// A builder for ranks on the first devices, or on as many as there are in turn.
+pub(crate) fn builder<B: crossccl::Backend>(ranks: usize, shared: bool) -> crossccl::Builder<B> {
+    if shared { crossccl::Communicator::builder_for_ranks(ranks) } else { crossccl::Communicator::builder(0..ranks) }
+}

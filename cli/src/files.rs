@@ -15,7 +15,7 @@ use clap::Args;
 use crossccl::{Backend, BackendKind, Communicator, MAX_RANKS};
 pub(crate) use reduce_scatter::{ReduceScatterArguments, run as reduce_scatter};
 
-use crate::error::CliError;
+use crate::{backend::builder, error::CliError};
 
 /// What both commands take.
 #[derive(Debug, Args)]
@@ -23,6 +23,9 @@ struct CommonArguments {
     /// Which backend runs the ranks
     #[arg(long, value_name = "NAME", default_value = "cpu")]
     backend: BackendKind,
+    /// Let ranks share devices where there are fewer devices than ranks
+    #[arg(long)]
+    virtual_ranks: bool,
     /// How long a rank waits for another before the command fails
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = parse_seconds)]
     timeout: Duration,
@@ -30,7 +33,7 @@ struct CommonArguments {
 
 impl CommonArguments {
     fn communicator<B: Backend>(&self, ranks: usize) -> Result<Communicator<B>, CliError> {
-        Ok(Communicator::builder(0..ranks).timeout(self.timeout).build()?)
+        Ok(builder(ranks, self.virtual_ranks).timeout(self.timeout).build()?)
     }
 }
 

@@ -47,6 +47,7 @@ pub(crate) fn turn<B: Backend>(ranks: usize) -> Option<Option<MutexGuard<'static
 }
 
 /// To begin a test with: leaves it where its devices are missing.
+#[allow(unused_macros)]
 macro_rules! needs_device {
     () => {
         needs_device!(1)

@@ -15,9 +15,13 @@ mod values;
 use std::{path::PathBuf, str::FromStr, time::Duration};
 
 use clap::{Args, Parser, Subcommand};
-use crossccl::{Algorithm, Backend, BackendKind, Broadcast, Communicator, DType, MAX_RANKS, ReduceOp, ReduceScatter};
+use crossccl::{Algorithm, Backend, BackendKind, Broadcast, DType, MAX_RANKS, ReduceOp, ReduceScatter};
 
-use crate::{backend::with_backend, error::CliError, size, whole_file};
+use crate::{
+    backend::{builder, with_backend},
+    error::CliError,
+    size, whole_file,
+};
 use cases::Case;
 use check::Tally;
 use job::{Bench, BroadcastJob, Job, Place, ReduceScatterJob};
@@ -136,6 +140,9 @@ pub(crate) struct CommonArguments {
     /// The most blocks of each rank's launch [default: the library chooses]
     #[arg(long, value_name = "N")]
     max_blocks: Option<u32>,
+    /// Let ranks share devices where there are fewer devices than ranks
+    #[arg(long)]
+    virtual_ranks: bool,
     /// Seconds that a rank waits for another before the call fails
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = parse_timeout)]
     timeout: Duration,
@@ -293,8 +300,10 @@ fn run_one(command: &PerfCommand, plotted: bool) -> Result<Document, CliError> {
 fn measure<B: Backend>(command: &PerfCommand, plotted: bool) -> Result<Document, CliError> {
     let common = command.common();
     let cases = command.cases()?;
-    let comm =
-        Communicator::<B>::builder(0..common.ranks as usize).timeout(common.timeout).build().map_err(CliError::from)?;
+    let comm = builder::<B>(common.ranks as usize, common.virtual_ranks)
+        .timeout(common.timeout)
+        .build()
+        .map_err(CliError::from)?;
 
     // What the library refuses, it refuses before anything is measured.
     let plans = (cases.iter())

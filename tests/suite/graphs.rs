@@ -1,0 +1,166 @@
+//! Collectives captured into graphs, on backends that have them; the others say so.
+
+use std::time::Duration;
+
+use crossccl::{Algorithm, Backend, Broadcast, Communicator, DType, Error, RawRank, ReduceOp, Result};
+use rstest::rstest;
+
+use super::B;
+use crate::support::{builder, communicator, rank_handles};
+
+fn has_graphs() -> bool {
+    B::NAME == "cuda"
+}
+
+fn streams(comm: &Communicator<B>) -> Vec<<B as Backend>::Stream> {
+    (0..comm.ranks()).map(|r| comm.stream(r).expect("a rank").clone()).collect()
+}
+
+#[rstest]
+fn a_backend_without_graphs_says_so() {
+    needs_device!();
+    let comm = communicator::<B>(1);
+    // SAFETY: nothing is enqueued.
+    let outcome = unsafe { comm.capture(&streams(&comm), || Ok(())) };
+    match outcome {
+        Ok(graph) => assert!(has_graphs(), "{graph:?}"),
+        Err(error) => {
+            assert!(!has_graphs(), "{error}");
+            assert!(error.to_string().contains("has no graphs"), "{error}");
+        }
+    }
+}
+
+/// Cases E11, G10: the very first calls of a communicator are captured, and each replay works on the data of its
+/// time.
+#[rstest]
+fn e11_replays_see_new_data(
+    #[values(2, 4, 8)] ranks: usize,
+    #[values(Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect)] algorithm: Algorithm,
+) {
+    needs_device!(ranks);
+    if !has_graphs() {
+        return;
+    }
+    let comm = communicator::<B>(ranks);
+    let streams = streams(&comm);
+    let mut data: Vec<_> = (0..ranks).map(|r| comm.buffer::<u32>(r, 30_000).expect("buffer")).collect();
+    let sums: Vec<_> = (0..ranks)
+        .map(|r| {
+            let part = comm.part(r, 30_000, ReduceOp::Sum).expect("a part");
+            comm.buffer::<u32>(r, part.count() as usize).expect("buffer")
+        })
+        .collect();
+    let raw: Vec<_> = data.iter().map(|b| RawRank::new(b.address(), b.address())).collect();
+    let into: Vec<_> = data.iter().zip(&sums).map(|(b, s)| RawRank::new(b.address(), s.address())).collect();
+    // SAFETY: the buffers live until after the last wait.
+    let graph = unsafe {
+        comm.capture(&streams, || {
+            let what = Broadcast::from_root(ranks - 1).algorithm(algorithm);
+            comm.broadcast_raw(&raw, &streams, 30_000, DType::U32, what)?.wait()?;
+            comm.reduce_scatter_raw(&into, &streams, &vec![30_000; ranks], DType::U32, ReduceOp::Sum)?.wait()
+        })
+    }
+    .expect("graph");
+    for value in 1..=5 {
+        data[ranks - 1].write(&vec![value; 30_000]).expect("write");
+        // SAFETY: as above.
+        unsafe { graph.launch() }.expect("launch").wait().expect("outcome");
+        assert!(data.iter().all(|b| b.to_vec().expect("read") == vec![value; 30_000]), "replay {value}");
+        for sum in &sums {
+            assert!(sum.to_vec().expect("read").iter().all(|x| *x == value * ranks as u32), "replay {value}");
+        }
+    }
+    // Calls and replays take turns.
+    data[0].write(&vec![77; 30_000]).expect("write");
+    comm.broadcast_in_place(&mut data, 0).expect("launch").wait().expect("outcome");
+    assert!(data.iter().all(|b| b.to_vec().expect("read") == vec![77; 30_000]));
+    // SAFETY: as above.
+    let queued: Vec<_> = (0..50).map(|_| unsafe { graph.launch() }.expect("launch")).collect();
+    queued.iter().for_each(|one| one.wait().expect("outcome"));
+    assert!(sums.iter().all(|s| s.to_vec().expect("read").iter().all(|x| *x == 77 * ranks as u32)));
+}
+
+/// A rank that does not replay is named by those that do, and after a reset all goes on.
+#[rstest]
+fn a_missing_rank_in_a_replay_is_named() {
+    needs_device!(2);
+    if !has_graphs() {
+        return;
+    }
+    let ranks = rank_handles::<B>(2, Duration::from_millis(200));
+    let data: Vec<_> = ranks.iter().map(|r| r.buffer_from(&[r.rank().0; 100]).expect("buffer")).collect();
+    let graphs: Vec<_> = (ranks.iter().zip(&data))
+        .map(|(rank, data)| {
+            let at = RawRank::new(data.address(), data.address());
+            // SAFETY: the buffers live until after the last wait, and the reset after the failure.
+            unsafe {
+                rank.capture(rank.stream(), || rank.broadcast_raw(at, rank.stream(), 100, DType::U32, 1)?.wait())
+            }
+            .expect("graph")
+        })
+        .collect();
+    let both = || -> Result<()> {
+        // SAFETY: as above.
+        let launched: Vec<_> = graphs.iter().map(|g| unsafe { g.launch() }).collect::<Result<_>>()?;
+        launched.iter().try_for_each(|l| l.wait())
+    };
+    both().expect("outcome");
+    // SAFETY: as above.
+    let error = unsafe { graphs[0].launch() }.expect("launch").wait().expect_err("rank 1 is missing");
+    assert!(matches!(&error, Error::Timeout { missing, .. } if missing[..] == [1.into()]), "{error}");
+    // SAFETY: as above.
+    let refused = unsafe { graphs[1].launch() }.expect_err("poisoned");
+    assert!(matches!(refused, Error::Poisoned { .. }), "{refused}");
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = ranks
+            .into_iter()
+            .map(|rank| scope.spawn(move || (rank.reset(Duration::from_secs(5)), rank)))
+            .collect();
+        threads.into_iter().for_each(|t| t.join().expect("no panic").0.expect("reset"));
+    });
+    both().expect("outcome");
+    assert_eq!(data[0].to_vec().expect("read"), [1; 100]);
+}
+
+/// A capture cannot wait for another stream's work: refused, and the capture goes on.
+#[rstest]
+fn a_capture_refuses_to_wait_for_another_stream() {
+    needs_device!(2);
+    if !has_graphs() {
+        return;
+    }
+    let comm = builder::<B>(0..2).build().expect("communicator");
+    let mut data: Vec<_> = (0..2).map(|r| comm.buffer_from(r, &[r as u32; 100]).expect("buffer")).collect();
+    comm.broadcast_in_place(&mut data, 0).expect("launch").wait().expect("outcome");
+    let others: Vec<_> =
+        (0..2).map(|r| B::create_stream(&B::device_of(comm.stream(r).expect("a rank"))).expect("stream")).collect();
+    let raw: Vec<_> = data.iter().map(|b| RawRank::new(b.address(), b.address())).collect();
+    let mut refused = None;
+    // SAFETY: the buffers live until after the last wait.
+    let graph = unsafe {
+        comm.capture(&others, || {
+            refused = comm.broadcast_raw(&raw, &others, 100, DType::U32, 1).err();
+            Ok(())
+        })
+    };
+    graph.expect("the capture is whole");
+    assert!(matches!(refused, Some(Error::Busy { .. })), "{refused:?}");
+}
+
+/// What fails inside ends the capture on every stream.
+#[rstest]
+fn an_error_inside_ends_the_capture() {
+    needs_device!(2);
+    if !has_graphs() {
+        return;
+    }
+    let comm = builder::<B>(0..2).build().expect("communicator");
+    let streams = streams(&comm);
+    // SAFETY: nothing is enqueued.
+    let error = unsafe { comm.capture(&streams, || comm.broadcast_raw(&[], &streams, 1, DType::U8, 0)?.wait()) };
+    assert!(matches!(error, Err(Error::InvalidArgument { .. })), "{error:?}");
+    let mut data: Vec<_> = (0..2).map(|r| comm.buffer_from(r, &[r as u32; 100]).expect("buffer")).collect();
+    comm.broadcast_in_place(&mut data, 1).expect("launch").wait().expect("outcome");
+    assert_eq!(data[0].to_vec().expect("read"), [1; 100]);
+}
