@@ -81,6 +81,9 @@ pub struct Facts {
     /// Blocks that a launch has at most unless the call asks for more: the minimum over the ranks
     /// of what is resident on their device, divided by the ranks that share it (I6).
     pub default_blocks: u32,
+    /// Blocks that a launch may have at all: what is resident, divided as above. More would wait for each
+    /// other in turn, for ever.
+    pub resident_blocks: u32,
     /// Blocks that the signal buffers have flags for.
     pub max_blocks: u32,
     /// Bytes of one payload half; 0 where no payload was asked for.
@@ -170,7 +173,7 @@ pub(crate) fn select(
             request.largest_share(),
         ),
     };
-    let cap = max_blocks.unwrap_or(facts.default_blocks).min(facts.max_blocks);
+    let cap = max_blocks.unwrap_or(facts.default_blocks).min(facts.max_blocks).min(facts.resident_blocks);
     let tiles = share.div_ceil(facts.tile).clamp(1, u64::from(cap.max(1)));
     let Ok(count) = u32::try_from(rounds.rounds) else {
         return Err(NoPlan(format!(
@@ -189,8 +192,14 @@ mod tests {
     use super::*;
     use crate::dtype::DType;
 
-    const FACTS: Facts =
-        Facts { default_blocks: 4, max_blocks: 64, payload_half: 1 << 20, tile: 16 << 10, coherent: true };
+    const FACTS: Facts = Facts {
+        default_blocks: 4,
+        resident_blocks: 64,
+        max_blocks: 64,
+        payload_half: 1 << 20,
+        tile: 16 << 10,
+        coherent: true,
+    };
 
     fn broadcast(ranks: usize, count: u64) -> Request {
         Request { ranks, dtype: DType::U8, count, collective: Collective::Broadcast { root: 0 } }
@@ -206,6 +215,9 @@ mod tests {
         assert_eq!(blocks(1 << 30, None), 4);
         assert_eq!(blocks(1 << 30, Some(64)), 64);
         assert_eq!(blocks(1 << 30, Some(1)), 1);
+        let crowded = Facts { resident_blocks: 16, ..FACTS };
+        let blocks = |max| select(&broadcast(2, 1 << 30), Algorithm::Auto, max, &crowded).unwrap().blocks;
+        assert_eq!((blocks(None), blocks(Some(64))), (4, 16));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::fmt;
 use super::{
     super::Fault,
     device::CudaDevice,
-    driver::{call, sys},
+    driver::{Relaxed, call, sys},
     stream::CudaStream,
 };
 
@@ -30,6 +30,8 @@ pub(super) fn begin(stream: &CudaStream) -> Result<(), Fault> {
 pub(super) fn end(stream: &CudaStream) -> Result<CudaGraph, Fault> {
     let handle = stream.here()?;
     let _current = stream.device().enter()?;
+    // This thread may be capturing other ranks' streams, during which the driver forbids to make a graph.
+    let _relaxed = Relaxed::enter()?;
     let mut graph = std::ptr::null_mut();
     let mut executable = std::ptr::null_mut();
     // SAFETY: locals; the graph is given back once, whatever happens.
