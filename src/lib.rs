@@ -23,8 +23,8 @@
 //!
 //! # Features
 //!
-//! `cpu` (default) brings the backend [`Cpu`]. `cuda` compiles NVIDIA's kernels, which nothing loads yet; it
-//! and `rocm` answer [`Error::Unsupported`] in this version.
+//! `cpu` (default) brings the backend [`Cpu`]; `cuda` brings `Cuda` (kernels by nvcc, the driver loaded at run
+//! time). `rocm` exists and answers [`Error::Unsupported`] in this version.
 
 #![deny(unsafe_code)]
 // Nothing panics on a driver's answer or a caller's input.
