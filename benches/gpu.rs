@@ -50,7 +50,11 @@ fn main() -> Result<()> {
                 }
             }
             let copies = copies(&comm, bytes)?;
-            println!("{ranks} ranks {bytes:>11} B  {:<28} {:>10.2} us", format!("{} copies in turn", ranks - 1), micros(copies));
+            println!(
+                "{ranks} ranks {bytes:>11} B  {:<28} {:>10.2} us",
+                format!("{} copies in turn", ranks - 1),
+                micros(copies)
+            );
         }
         host(&comm)?;
     }
@@ -97,9 +101,8 @@ fn row(comm: &Communicator<Cuda>, bytes: usize, blocks: usize, case: &Case) -> R
             }
             let plan = comm.plan_broadcast(bytes, DType::U8, what.clone())?;
             // SAFETY: the memory lives until after the waits.
-            let call = || unsafe {
-                comm.broadcast_raw(&memory.raw, &memory.streams, bytes, DType::U8, what.clone())?.wait()
-            };
+            let call =
+                || unsafe { comm.broadcast_raw(&memory.raw, &memory.streams, bytes, DType::U8, what.clone())?.wait() };
             (format!("broadcast {algorithm}"), per_call(comm, &memory.streams, bytes, call)?, plan)
         }
         Case::ReduceScatter(dtype) => {
@@ -119,7 +122,11 @@ fn row(comm: &Communicator<Cuda>, bytes: usize, blocks: usize, case: &Case) -> R
         }
     };
     let rate = bytes as f64 / time.as_secs_f64() / 1e9;
-    Ok(format!("{ranks} ranks {bytes:>11} B  {name:<28} {:>10.2} us {rate:>9.1} GB/s  {} blocks", micros(time), plan.blocks))
+    Ok(format!(
+        "{ranks} ranks {bytes:>11} B  {name:<28} {:>10.2} us {rate:>9.1} GB/s  {} blocks",
+        micros(time),
+        plan.blocks
+    ))
 }
 
 fn micros(time: Duration) -> f64 {
@@ -133,7 +140,13 @@ fn per_call(
     bytes: usize,
     call: impl Fn() -> Result<()>,
 ) -> Result<Duration> {
-    let (few, many) = if bytes <= 1 << 20 { (5, 45) } else if bytes <= 64 << 20 { (2, 12) } else { (1, 5) };
+    let (few, many) = if bytes <= 1 << 20 {
+        (5, 45)
+    } else if bytes <= 64 << 20 {
+        (2, 12)
+    } else {
+        (1, 5)
+    };
     let graph = |calls: usize| -> Result<Graph<Cuda>> {
         // SAFETY: the caller keeps the memory.
         unsafe { comm.capture(streams, || (0..calls).try_for_each(|_| call())) }

@@ -63,7 +63,8 @@ struct Rendezvous {
     // A rank that comes after a time-out must not touch peers whose buffers may be gone.
     bool bad = false;
     CROSSCCL_ROLLED for (uint32_t r = b.thread; r < a.world; r += b.threads)
-      if (load_acquire(own.poison(r)) != kNone && !planted(kNoPoisonLook)) bad = true, fail(kPoisoned, r, 0, 0, 0, 0);
+      // Nothing is read on the strength of it, so relaxed.
+      if (load_relaxed(own.poison(r)) != kNone && !planted(kNoPoisonLook)) bad = true, fail(kPoisoned, r, 0, 0, 0, 0);
     ok = !b.any(bad);
     // A failure in one scope must reach those who wait for this rank in another: a group's failure the
     // world that was enqueued behind it.
@@ -118,7 +119,8 @@ struct Rendezvous {
   CROSSCCL_METHOD void finish() {
     b.sync();
     if (b.thread != 0) return;
-    const uint64_t others = add_ticket(own.ticket(a.domain));
+    // One block has nobody to wait for.
+    const uint64_t others = b.blocks > 1 ? add_ticket(own.ticket(a.domain)) : 0;
     if (planted(kEarlyEpoch) && others == 0) store_relaxed(own.epoch(a.domain), epoch);
     if (others + 1 != b.blocks) return;
     store_relaxed(own.ticket(a.domain), 0);
@@ -166,8 +168,10 @@ struct Rendezvous {
   CROSSCCL_METHOD bool same_fields(uint32_t p) const {
     if (planted(kHashAlone)) return true;
     const Record* r = own.record(a.domain, p, epoch);
-    return load_relaxed(&r->count) == a.count && load_relaxed(&r->shape_hash) == a.shape_hash &&
-           load_relaxed(&r->packed) == a.packed;
+    // All loads at once: one after the other they would cost a latency each.
+    const uint64_t differs = (load_relaxed(&r->count) ^ a.count) | (load_relaxed(&r->shape_hash) ^ a.shape_hash) |
+                             (load_relaxed(&r->packed) ^ a.packed);
+    return differs == 0;
   }
 
   template <class Who> CROSSCCL_METHOD bool await_records(Who who, bool sources) {
@@ -201,7 +205,7 @@ struct Rendezvous {
         if (p != a.rank && who(p)) pending |= 1ull << p;
     const uint64_t begin = pending != 0 ? clock_ticks() : 0;
     uint64_t next = begin + kSlowLook, now = begin;
-    uint32_t tries = 0, differs = kMaxRanks;
+    uint32_t tries = 0, looks = 0, differs = kMaxRanks;
     bool slow = false, last = false;
     CROSSCCL_ROLLED while (pending != 0) {
       CROSSCCL_ROLLED for (uint64_t left = pending; left != 0; left &= left - 1) {
@@ -213,22 +217,25 @@ struct Rendezvous {
       }
       if (pending == 0 || differs != kMaxRanks || last) break;
       relax(tries++);
+      slow = false;
+      if (tries % kTriesPerLook != 0) continue;
       now = clock_ticks();
       slow = now >= next;
       if (!slow) continue;
       next = now + kSlowLook;
       // Then one more look: a process that was stopped and goes on finds its peers there.
-      last = must_end(now - begin);
+      last = must_end(now - begin, ++looks % kLooksPerHostLook == 0);
     }
     if (pending != 0) give_up(pending, differs, phase, wanted, now - begin);
     return join(pending == 0);
   }
 
-  CROSSCCL_METHOD bool must_end(uint64_t waited) const {
+  // `host`: whether to look at the host's word as well, which is far away.
+  CROSSCCL_METHOD bool must_end(uint64_t waited, bool host) const {
     if (a.limit != 0 && waited >= a.limit) return true;
-    if (load_relaxed(&control()->abort) != 0) return true;
+    if (host && load_relaxed(&control()->abort) != 0) return true;
     CROSSCCL_ROLLED for (uint32_t k = 0; k < a.world; ++k)
-      if (load_acquire(own.poison(k)) != kNone) return true;
+      if (load_relaxed(own.poison(k)) != kNone) return true;
     return false;
   }
 

@@ -46,6 +46,8 @@
 //
 // Time
 //   uint64_t clock_ticks()     monotonic; the host knows its rate
+//   kTriesPerLook              polls between two looks at the clock: 1 where that is cheap
+//   kLooksPerHostLook          slow looks between two at the host's word: 1 where that is near
 //   kSlowLook                  ticks between two slow looks at the poison word (about 20 us)
 //   void relax(uint32_t tries) called between two polls; tries counts the polls so far
 //

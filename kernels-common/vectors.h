@@ -28,7 +28,7 @@ CROSSCCL_DEVICE void load_shifted(uint64_t* x, const uint8_t* from, uint32_t shi
 // outside of the range is read: what lies beside it may be another's, who is writing it.
 CROSSCCL_DEVICE void copy_tile_by_vectors(const Block& b, uint8_t* to, const uint8_t* from, uint64_t bytes) {
   // Vectors of a thread in flight.
-  constexpr uint32_t batch = 2;
+  constexpr uint32_t batch = 4;
   uint64_t head = (kVector - (uint64_t)to % kVector) % kVector;
   const uint32_t shift = ((uint64_t)from + head) % kVector;
   // Shifted, the first and the last vector's neighbours must lie in the range.

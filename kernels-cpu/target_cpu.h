@@ -80,6 +80,7 @@ CROSSCCL_DEVICE uint64_t clock_ticks() {
   return uint64_t(t.tv_sec) * 1000000000u + uint64_t(t.tv_nsec);
 }
 constexpr uint64_t kSlowLook = 20000;
+constexpr uint32_t kTriesPerLook = 1, kLooksPerHostLook = 1;
 
 // Spin shortly, then let others run: with more ranks than cores the peer that is waited for needs
 // this very core. After about a millisecond of that, sleep.

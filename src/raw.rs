@@ -107,6 +107,7 @@ pub(crate) unsafe fn enqueue<B: Backend>(
     let _span = prepared.span.enter();
     let fault = |f| shared.driver_error(*rank, f);
     let mut state = shared.begin(*rank)?;
+    let _entered = B::enter(&me.device).map_err(fault)?;
     let captured = B::is_capturing(stream).map_err(fault)?;
     // One launch in flight per rank: another stream of the rank waits for the one before.
     if let Some((last, event)) = &state.last

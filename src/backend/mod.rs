@@ -125,6 +125,8 @@ pub unsafe trait Backend: Sized + fmt::Debug + Send + Sync + 'static {
     type Event: Clone + fmt::Debug + Send + Sync;
     /// A loaded kernel of one device.
     type Function: Copy + fmt::Debug + Send + Sync;
+    /// What [`enter`](Self::enter) gives.
+    type Entered;
     /// Work that was captured and can be enqueued again and again.
     type Graph: fmt::Debug + Send;
 
@@ -195,6 +197,12 @@ pub unsafe trait Backend: Sized + fmt::Debug + Send + Sync + 'static {
     /// The driver's answer.
     fn resident_blocks(device: &Self::Device, function: Self::Function) -> Result<u32, Fault>;
 
+    /// Makes the device ready for the calls of this thread while the answer lives: a backend that has a current
+    /// device or context sets it here once, instead of in each call.
+    ///
+    /// # Errors
+    /// The driver's answer.
+    fn enter(device: &Self::Device) -> Result<Self::Entered, Fault>;
     /// A new stream.
     ///
     /// # Errors

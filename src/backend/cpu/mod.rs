@@ -34,6 +34,7 @@ unsafe impl Backend for Cpu {
     type Stream = CpuStream;
     type Event = CpuEvent;
     type Function = CpuFunction;
+    type Entered = ();
     type Graph = std::convert::Infallible;
 
     fn device_count() -> Result<usize, Fault> {
@@ -85,6 +86,10 @@ unsafe impl Backend for Cpu {
     fn resident_blocks(_device: &CpuDevice, _function: CpuFunction) -> Result<u32, Fault> {
         // Blocks are threads: as many as asked for run at the same time, by turns.
         Ok(MAX_BLOCKS)
+    }
+
+    fn enter(_device: &CpuDevice) -> Result<(), Fault> {
+        Ok(())
     }
 
     fn create_stream(device: &CpuDevice) -> Result<CpuStream, Fault> {

@@ -3,6 +3,7 @@
 
 use std::{
     ffi::{CStr, c_char, c_int, c_uint, c_void},
+    marker::PhantomData,
     sync::OnceLock,
 };
 
@@ -155,8 +156,10 @@ macro_rules! call {
 pub(super) use call;
 
 /// Makes a context current, and the caller's again when it goes.
-pub(super) struct Current {
+pub struct Current {
     before: Option<sys::CUcontext>,
+    /// It is this thread's.
+    _thread: PhantomData<*const ()>,
 }
 
 impl Current {
@@ -166,11 +169,11 @@ impl Current {
         unsafe {
             call!(cuCtxGetCurrent(&raw mut before))?;
             if before == context {
-                return Ok(Current { before: None });
+                return Ok(Current { before: None, _thread: PhantomData });
             }
             call!(cuCtxSetCurrent(context))?;
         }
-        Ok(Current { before: Some(before) })
+        Ok(Current { before: Some(before), _thread: PhantomData })
     }
 }
 

@@ -29,6 +29,7 @@ unsafe impl Backend for Cuda {
     type Stream = CudaStream;
     type Event = CudaEvent;
     type Function = CudaFunction;
+    type Entered = driver::Current;
     type Graph = CudaGraph;
 
     fn device_count() -> Result<usize, Fault> {
@@ -80,6 +81,10 @@ unsafe impl Backend for Cuda {
 
     fn resident_blocks(device: &CudaDevice, function: CudaFunction) -> Result<u32, Fault> {
         device.resident_blocks(function)
+    }
+
+    fn enter(device: &CudaDevice) -> Result<driver::Current, Fault> {
+        device.enter()
     }
 
     fn create_stream(device: &CudaDevice) -> Result<CudaStream, Fault> {

