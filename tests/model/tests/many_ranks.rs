@@ -305,9 +305,10 @@ fn group_then_world(planted: Planted, limit: Option<u32>) -> impl Fn() + Send + 
             vec![group, Call { limit, ..Call::new(What::ReduceScatter) }]
         });
         let states: Vec<u64> = (0..4).map(|r| w.state(r)).collect();
-        assert!(states[..2].contains(&failure::MISMATCH), "the group sees its mismatch");
         assert!(!states.contains(&failure::NONE), "everybody is told");
+        // With one it may be a short limit that ends the wait, where threads are slow to come.
         if limit.is_none() {
+            assert!(states[..2].contains(&failure::MISMATCH), "the group sees its mismatch");
             assert_eq!(states[2..], [failure::POISONED; 2], "by poison");
         }
     }
