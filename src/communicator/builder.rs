@@ -11,7 +11,7 @@ use crate::{
     buffer::Buffer,
     collective::{Agreement, invalid},
     error::{Error, Result},
-    plan::{Facts, Kernel},
+    plan::{Facts, Kernel, Resident},
     rank::Rank,
     raw,
     signal::{SignalLayout, domain_sizes, signal_buffer_bytes},
@@ -121,17 +121,16 @@ impl<B: Backend> Builder<B> {
         self.check_own_objects(&devices, needed)?;
 
         let mut shared = Vec::with_capacity(ranks);
-        let (mut default_blocks, mut resident_blocks, mut tile, mut coherent) = (self.max_blocks, u32::MAX, 0, true);
+        let (mut default_blocks, mut resident, mut tile, mut coherent) = (self.max_blocks, Resident::UNKNOWN, 0, true);
         for (rank, device) in devices.iter().enumerate() {
             let error = |f| driver_error::<B>(device, rank, f);
             let properties = B::properties(device, ranks).map_err(error)?;
             let functions = B::load(device).map_err(error)?;
             let sharing = devices.iter().filter(|d| *d == device).count() as u32;
-            for function in &functions {
-                let resident = B::resident_blocks(device, *function).map_err(error)?;
-                resident_blocks = resident_blocks.min(resident / sharing).max(1);
+            for (kernel, function) in Kernel::all().zip(&functions) {
+                resident.limit(kernel, B::resident_blocks(device, *function).map_err(error)? / sharing);
             }
-            default_blocks = default_blocks.min(resident_blocks).min(properties.preferred_blocks).max(1);
+            default_blocks = default_blocks.min(properties.preferred_blocks).max(1);
             tile = properties.tile;
             coherent &= properties.coherent;
             let stream = match self.streams.get(rank) {
@@ -168,7 +167,7 @@ impl<B: Backend> Builder<B> {
             ranks: shared,
             layout,
             domains: domain_sizes(ranks),
-            facts: Facts { default_blocks, resident_blocks, max_blocks: self.max_blocks, payload_half, tile, coherent },
+            facts: Facts { default_blocks, resident, max_blocks: self.max_blocks, payload_half, tile, coherent },
             limit: self.limit,
             agreement: self.agreement,
             turn: Default::default(),

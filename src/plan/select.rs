@@ -78,12 +78,11 @@ impl FromStr for Algorithm {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Facts {
-    /// Blocks that a launch has at most unless the call asks for more: the minimum over the ranks
-    /// of what is resident on their device, divided by the ranks that share it (I6).
+    /// Blocks that a launch has at most unless the call asks for more: the minimum over the ranks of what their
+    /// device prefers.
     pub default_blocks: u32,
-    /// Blocks that a launch may have at all: what is resident, divided as above. More would wait for each
-    /// other in turn, for ever.
-    pub resident_blocks: u32,
+    /// Blocks that a launch may have at all.
+    pub resident: Resident,
     /// Blocks that the signal buffers have flags for.
     pub max_blocks: u32,
     /// Bytes of one payload half; 0 where no payload was asked for.
@@ -92,6 +91,35 @@ pub struct Facts {
     pub tile: u64,
     /// Whether ordinary memory is coherent between all devices while kernels run.
     pub coherent: bool,
+}
+
+/// Blocks of one launch that run at the same time on every device, divided by the ranks that share it (I6): more would
+/// wait for each other in turn, for ever. By collective, since kernels differ in what they take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Resident {
+    /// Of the broadcast kernels.
+    pub broadcast: u32,
+    /// Of the reduce-scatter kernels.
+    pub reduce_scatter: u32,
+}
+
+impl Resident {
+    pub(crate) const UNKNOWN: Resident = Resident { broadcast: u32::MAX, reduce_scatter: u32::MAX };
+
+    /// Takes in that `blocks` of `kernel` are resident; at least one always is.
+    pub(crate) fn limit(&mut self, kernel: Kernel, blocks: u32) {
+        let of =
+            if matches!(kernel, Kernel::ReduceScatter(..)) { &mut self.reduce_scatter } else { &mut self.broadcast };
+        *of = (*of).min(blocks).max(1);
+    }
+
+    fn of(&self, collective: &Collective) -> u32 {
+        match collective {
+            Collective::Broadcast { .. } => self.broadcast,
+            Collective::ReduceScatter { .. } => self.reduce_scatter,
+        }
+    }
 }
 
 /// How one collective will be done: the same on all ranks.
@@ -173,7 +201,8 @@ pub(crate) fn select(
             request.largest_share(),
         ),
     };
-    let cap = max_blocks.unwrap_or(facts.default_blocks).min(facts.max_blocks).min(facts.resident_blocks);
+    let cap =
+        max_blocks.unwrap_or(facts.default_blocks).min(facts.max_blocks).min(facts.resident.of(&request.collective));
     let tiles = share.div_ceil(facts.tile).clamp(1, u64::from(cap.max(1)));
     let Ok(count) = u32::try_from(rounds.rounds) else {
         return Err(NoPlan(format!(
@@ -194,7 +223,7 @@ mod tests {
 
     const FACTS: Facts = Facts {
         default_blocks: 4,
-        resident_blocks: 64,
+        resident: Resident { broadcast: 64, reduce_scatter: 64 },
         max_blocks: 64,
         payload_half: 1 << 20,
         tile: 16 << 10,
@@ -215,7 +244,7 @@ mod tests {
         assert_eq!(blocks(1 << 30, None), 4);
         assert_eq!(blocks(1 << 30, Some(64)), 64);
         assert_eq!(blocks(1 << 30, Some(1)), 1);
-        let crowded = Facts { resident_blocks: 16, ..FACTS };
+        let crowded = Facts { resident: Resident { broadcast: 16, reduce_scatter: 8 }, ..FACTS };
         let blocks = |max| select(&broadcast(2, 1 << 30), Algorithm::Auto, max, &crowded).unwrap().blocks;
         assert_eq!((blocks(None), blocks(Some(64))), (4, 16));
     }
