@@ -28,7 +28,7 @@ impl Pool {
             driver::attribute(device, sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? != 0;
         let (mut pool, mut stream) = (std::ptr::null_mut(), std::ptr::null_mut());
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-        // SAFETY: locals; the properties have the driver's layout.
+        // SAFETY: locals; the properties have the driver's layout; what was made is given back once, if not all was.
         unsafe {
             call!(cuStreamCreate(&raw mut stream, flags))?;
             if supported {
@@ -39,11 +39,15 @@ impl Pool {
                     security: std::ptr::null_mut(),
                     reserved: [0; 64],
                 };
-                call!(cuMemPoolCreate(&raw mut pool, (&raw const properties).cast()))?;
+                call!(cuMemPoolCreate(&raw mut pool, (&raw const properties).cast())).inspect_err(|_| {
+                    let _ = call!(cuStreamDestroy_v2(stream));
+                })?;
                 // What is given back stays here for the next: returning it to the driver waits for the device.
                 let mut keep = u64::MAX;
                 let which = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
-                call!(cuMemPoolSetAttribute(pool, which, (&raw mut keep).cast()))?;
+                call!(cuMemPoolSetAttribute(pool, which, (&raw mut keep).cast())).inspect_err(|_| {
+                    let _ = (call!(cuMemPoolDestroy(pool)), call!(cuStreamDestroy_v2(stream)));
+                })?;
             }
         }
         Ok(Pool { pool, stream, granted: Mutex::new(Vec::new()) })
