@@ -79,6 +79,7 @@ pub(crate) fn check_memory<B: Backend>(shared: &Shared<B>, prepared: &Prepared) 
             Unfit::Wrong { expected, got } => {
                 crate::collective::invalid(operation, Some(*rank), argument, expected, got)
             }
+            Unfit::Unknown(fault) => shared.driver_error(*rank, fault),
             Unfit::Unreachable { peer, reason } => Error::NotPeerAccessible {
                 operation,
                 rank: Rank::from_index(*rank),

@@ -175,8 +175,8 @@ fn ask(address: u64) -> Result<Known, Fault> {
 /// peer access alone: its pool is asked to let them in.
 pub(super) fn check(device: &CudaDevice, peers: &[&CudaDevice], address: u64, bytes: usize) -> Result<(), Unfit> {
     let wrong = |got: String| Unfit::Wrong { expected: format!("memory of device {}", device.ordinal()), got };
-    let known = (device.enter().and_then(|_current| ask(address)))
-        .map_err(|fault| wrong(format!("{address:#x}, of which {} says {}", fault.call, fault.name)))?;
+    // Of an address that it does not know the driver says so without an error.
+    let known = device.enter().and_then(|_current| ask(address)).map_err(Unfit::Unknown)?;
     // CU_MEMORYTYPE_DEVICE; 0 is memory that the driver does not know.
     match known.kind {
         2 => {}
