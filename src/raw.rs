@@ -79,6 +79,7 @@ pub(crate) fn check_memory<B: Backend>(shared: &Shared<B>, prepared: &Prepared) 
             Unfit::Wrong { expected, got } => {
                 crate::collective::invalid(operation, Some(*rank), argument, expected, got)
             }
+            Unfit::Unknown(fault) => shared.driver_error(*rank, fault),
             Unfit::Unreachable { peer, reason } => Error::NotPeerAccessible {
                 operation,
                 rank: Rank::from_index(*rank),
@@ -271,8 +272,22 @@ pub(crate) fn enqueue_owned<B: Backend>(
     unsafe { enqueue_all(shared, prepared, |rank| shared.ranks[rank].stream.clone(), launches) }
 }
 
-/// Launches of a kernel of the peer self-test on all ranks, waited for.
+/// Launches of a kernel of the peer self-test on all ranks, waited for: where one fails, what the others touch is
+/// given back after them, or never.
 pub(crate) fn self_test<B: Backend>(
+    shared: &Shared<B>,
+    kernel: crate::plan::Kernel,
+    deadline: std::time::Instant,
+) -> Result<()> {
+    launch_self_test(shared, kernel, deadline).inspect_err(|_| {
+        let at_rest = |stream| B::record(stream).and_then(|event| B::wait(&event, Some(deadline))).unwrap_or(false);
+        if !shared.ranks.iter().all(|rank| at_rest(&rank.stream)) {
+            shared.leak();
+        }
+    })
+}
+
+fn launch_self_test<B: Backend>(
     shared: &Shared<B>,
     kernel: crate::plan::Kernel,
     deadline: std::time::Instant,
@@ -296,7 +311,6 @@ pub(crate) fn self_test<B: Backend>(
     }
     for (rank, event) in events.iter().enumerate() {
         if !B::wait(event, Some(deadline)).map_err(|f| shared.driver_error(rank, f))? {
-            shared.leak();
             return Err(Error::PeerSelfTest { from: crate::Rank::from_index(rank), to: crate::Rank::from_index(rank) });
         }
     }

@@ -80,7 +80,7 @@ impl<B: Backend> Allocation<B> {
         finish::<B>(stream)?;
         // SAFETY: the range was checked; `to` and `self` outlive the wait.
         unsafe { B::copy(stream, to.as_mut_ptr() as u64, self.address + offset as u64, to.len())? };
-        finish::<B>(stream)
+        self.settle(stream)
     }
 
     /// Copies `from` to `offset`, after everything enqueued on `stream`.
@@ -91,7 +91,7 @@ impl<B: Backend> Allocation<B> {
         }
         // SAFETY: as above.
         unsafe { B::copy(stream, self.address + offset as u64, from.as_ptr() as u64, from.len())? };
-        finish::<B>(stream)
+        self.settle(stream)
     }
 
     /// Fills the whole with one byte, after everything enqueued on `stream`.
@@ -101,7 +101,17 @@ impl<B: Backend> Allocation<B> {
         }
         // SAFETY: the whole allocation, which outlives the wait.
         unsafe { B::fill(stream, self.address, byte, self.bytes)? };
-        finish::<B>(stream)
+        self.settle(stream)
+    }
+
+    /// Waits for what was enqueued on this memory. Where that fails, a second time; where that fails too, the work
+    /// may still be going on, and the memory is never given back.
+    fn settle(&self, stream: &B::Stream) -> Result<(), Fault> {
+        finish::<B>(stream).inspect_err(|_| {
+            if finish::<B>(stream).is_err() {
+                self.leak();
+            }
+        })
     }
 
     /// A 64-bit word of host memory, shared with the device. `None` outside, or for other memory.

@@ -76,6 +76,8 @@ pub enum Unfit {
         /// What it is.
         got: String,
     },
+    /// Its driver did not answer.
+    Unknown(Fault),
     /// A peer, by its place in the list given, cannot reach it.
     Unreachable {
         /// Which.

@@ -208,7 +208,11 @@ impl<B: Backend> Builder<B> {
     fn open(&self) -> Result<Vec<B::Device>> {
         let mut devices = self.devices.clone();
         if devices.is_empty() {
-            let count = B::device_count().map_err(|f| Error::NoDevice { backend: B::NAME, reason: f.name })?;
+            let no_device = |reason: String| Error::NoDevice { backend: B::NAME, reason };
+            let count = B::device_count().map_err(|f| no_device(format!("{}: {}", f.call, f.name)))?;
+            if count == 0 {
+                return Err(no_device("the driver knows no device".into()));
+            }
             for (rank, ordinal) in self.ordinals.iter().enumerate() {
                 if *ordinal >= count {
                     let expected = format!("one of the {count} {} devices, numbered from 0", B::NAME);

@@ -79,13 +79,16 @@ impl CudaDevice {
             call!(cuDevicePrimaryCtxRetain(&raw mut context, device))?;
         }
         let name = name.iter().take_while(|c| **c != 0).map(|c| *c as u8).collect::<Vec<_>>();
-        let _current = Current::enter(context)?;
+        let pool = Current::enter(context).and_then(|_current| Pool::new(device, number)).inspect_err(|_| {
+            // SAFETY: retained above, and nothing of it is left. A second failure says no more than the first.
+            let _ = unsafe { call!(cuDevicePrimaryCtxRelease_v2(device)) };
+        })?;
         let inner = Inner {
             ordinal,
             device,
             context,
             name: String::from_utf8_lossy(&name).into_owned(),
-            pool: Pool::new(device, number)?,
+            pool,
             functions: OnceLock::new(),
             loading: Mutex::new(()),
             events: Mutex::new(Vec::new()),
@@ -170,7 +173,11 @@ impl CudaDevice {
         // SAFETY: the image is one of nvcc's, whole, aligned, and stays as long as the process.
         let loaded = unsafe { call!(cuModuleLoadData(&raw mut module, image.as_ptr().cast())) };
         loaded.map_err(|fault| self.not_loaded(fault))?;
-        let functions = Kernel::all().map(|kernel| find(module, kernel)).collect::<Result<Vec<_>, Fault>>()?;
+        let functions = Kernel::all().map(|kernel| find(module, kernel)).collect::<Result<Vec<_>, Fault>>();
+        let functions = functions.inspect_err(|_| {
+            // SAFETY: loaded above; nothing of it was launched.
+            let _ = unsafe { call!(cuModuleUnload(module)) };
+        })?;
         Ok(self.inner.functions.get_or_init(|| functions).clone())
     }
 
@@ -224,10 +231,7 @@ fn find(module: sys::CUmodule, kernel: Kernel) -> Result<CudaFunction, Fault> {
 fn touch(function: sys::CUfunction) -> Result<CudaFunction, Fault> {
     match driver::driver()?.func_load {
         // SAFETY: the function is one of a loaded module.
-        Some(load) => match unsafe { load(function) } {
-            0 => {}
-            code => return Err(Fault::new("cuFuncLoad", code.into(), "the kernel could not be loaded")),
-        },
+        Some(load) => driver::check("cuFuncLoad", unsafe { load(function) })?,
         None => {
             let mut registers = 0;
             let which = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_NUM_REGS;

@@ -11,8 +11,9 @@ pub(super) use cudarc::driver::sys;
 
 use super::super::Fault;
 
-/// Where the library is looked for. The bindings also try other names, these among them.
-const LIBRARIES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
+/// Where the library is looked for, in the bindings' order: what is checked here must be the library that they take,
+/// where a folder has one name of another driver, or of a toolkit's stub. (They try more names, which no driver has.)
+const LIBRARIES: [&str; 2] = ["libcuda.so", "libcuda.so.1"];
 
 /// CUDA 12.0: everything used here is in it but what [`Driver`] holds.
 const OLDEST: c_int = 12_000;
@@ -27,12 +28,13 @@ const FUNCTIONS: [&str; 46] = [
     "cuDeviceGetName",
     "cuDeviceGetAttribute",
     "cuDevicePrimaryCtxRetain",
+    "cuDevicePrimaryCtxRelease_v2",
     "cuCtxGetCurrent",
     "cuCtxSetCurrent",
     "cuDeviceCanAccessPeer",
     "cuCtxEnablePeerAccess",
-    "cuDeviceGetDefaultMemPool",
     "cuMemPoolCreate",
+    "cuMemPoolDestroy",
     "cuMemPoolSetAccess",
     "cuMemPoolSetAttribute",
     "cuMemAllocFromPoolAsync",
@@ -43,6 +45,7 @@ const FUNCTIONS: [&str; 46] = [
     "cuMemcpyAsync",
     "cuMemsetD8Async",
     "cuModuleLoadData",
+    "cuModuleUnload",
     "cuModuleGetFunction",
     "cuFuncGetAttribute",
     "cuOccupancyMaxActiveBlocksPerMultiprocessor",
@@ -61,13 +64,11 @@ const FUNCTIONS: [&str; 46] = [
     "cuEventCreate",
     "cuEventRecord",
     "cuEventQuery",
-    "cuEventDestroy_v2",
     "cuLaunchKernelEx",
     "cuPointerGetAttributes",
-    "cuPointerGetAttribute",
 ];
 
-type FuncLoad = unsafe extern "C" fn(sys::CUfunction) -> c_int;
+type FuncLoad = unsafe extern "C" fn(sys::CUfunction) -> sys::CUresult;
 
 /// The driver, found and initialised.
 pub(super) struct Driver {
@@ -90,7 +91,9 @@ fn open() -> Result<Driver, Fault> {
         match unsafe { libloading::Library::new(*name) } {
             Ok(library) => Some(library),
             Err(error) => {
-                reasons.push(format!("{name}: {error}"));
+                // The loader's own words, which name the file.
+                let loader = std::error::Error::source(&error).map(ToString::to_string);
+                reasons.push(loader.unwrap_or_else(|| format!("{name}: {error}")));
                 None
             }
         }

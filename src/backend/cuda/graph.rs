@@ -29,19 +29,24 @@ pub(super) fn begin(stream: &CudaStream) -> Result<(), Fault> {
 
 pub(super) fn end(stream: &CudaStream) -> Result<CudaGraph, Fault> {
     let handle = stream.here()?;
-    let _current = stream.device().enter()?;
-    // This thread may be capturing other ranks' streams, during which the driver forbids to make a graph.
-    let _relaxed = Relaxed::enter()?;
+    let current = stream.device().enter();
     let mut graph = std::ptr::null_mut();
     let mut executable = std::ptr::null_mut();
     // SAFETY: locals; the graph is given back once, whatever happens.
     unsafe {
+        // First, and whatever is the matter: the stream must not stay as it is.
         call!(cuStreamEndCapture(handle, &raw mut graph))?;
-        let made = call!(cuGraphInstantiateWithFlags(&raw mut executable, graph, 0));
-        call!(cuGraphDestroy(graph))?;
+        // This thread may be capturing other ranks' streams, during which the driver forbids to make a graph.
+        let made = match (&current, Relaxed::enter()) {
+            (Ok(_), Ok(_relaxed)) => call!(cuGraphInstantiateWithFlags(&raw mut executable, graph, 0)),
+            (Err(fault), _) => Err(fault.clone()),
+            (_, Err(fault)) => Err(fault),
+        };
+        let destroyed = call!(cuGraphDestroy(graph));
         made?;
+        let made = CudaGraph { device: stream.device().clone(), executable };
+        destroyed.map(|()| made)
     }
-    Ok(CudaGraph { device: stream.device().clone(), executable })
 }
 
 impl CudaGraph {

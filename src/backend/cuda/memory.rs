@@ -28,7 +28,7 @@ impl Pool {
             driver::attribute(device, sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? != 0;
         let (mut pool, mut stream) = (std::ptr::null_mut(), std::ptr::null_mut());
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-        // SAFETY: locals; the properties have the driver's layout.
+        // SAFETY: locals; the properties have the driver's layout; what was made is given back once, if not all was.
         unsafe {
             call!(cuStreamCreate(&raw mut stream, flags))?;
             if supported {
@@ -39,11 +39,15 @@ impl Pool {
                     security: std::ptr::null_mut(),
                     reserved: [0; 64],
                 };
-                call!(cuMemPoolCreate(&raw mut pool, (&raw const properties).cast()))?;
+                call!(cuMemPoolCreate(&raw mut pool, (&raw const properties).cast())).inspect_err(|_| {
+                    let _ = call!(cuStreamDestroy_v2(stream));
+                })?;
                 // What is given back stays here for the next: returning it to the driver waits for the device.
                 let mut keep = u64::MAX;
                 let which = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
-                call!(cuMemPoolSetAttribute(pool, which, (&raw mut keep).cast()))?;
+                call!(cuMemPoolSetAttribute(pool, which, (&raw mut keep).cast())).inspect_err(|_| {
+                    let _ = (call!(cuMemPoolDestroy(pool)), call!(cuStreamDestroy_v2(stream)));
+                })?;
             }
         }
         Ok(Pool { pool, stream, granted: Mutex::new(Vec::new()) })
@@ -171,8 +175,8 @@ fn ask(address: u64) -> Result<Known, Fault> {
 /// peer access alone: its pool is asked to let them in.
 pub(super) fn check(device: &CudaDevice, peers: &[&CudaDevice], address: u64, bytes: usize) -> Result<(), Unfit> {
     let wrong = |got: String| Unfit::Wrong { expected: format!("memory of device {}", device.ordinal()), got };
-    let known = (device.enter().and_then(|_current| ask(address)))
-        .map_err(|fault| wrong(format!("{address:#x}, of which {} says {}", fault.call, fault.name)))?;
+    // Of an address that it does not know the driver says so without an error.
+    let known = device.enter().and_then(|_current| ask(address)).map_err(Unfit::Unknown)?;
     // CU_MEMORYTYPE_DEVICE; 0 is memory that the driver does not know.
     match known.kind {
         2 => {}

@@ -1,0 +1,1031 @@
+// A stand-in for NVIDIA's driver library: every function that src/backend/cuda calls, in host memory, so that the
+// backend's own code is run, and can be made to fail, where there is no GPU. Streams are threads, kernels are the
+// CPU's (kernels-cpu), a block is a thread. build-stand-in makes it libcuda.so.1; tests/cuda_driver.rs and
+// `cuda::` of tests/matrix.rs run on it.
+//
+// It is stricter than a driver. What a driver answers with a wrong result, a crash or a hang once in a while is here
+// the end of the process, with a message that says what was done: a handle that is not one (any more), a stream or
+// event used under another context than its own, memory given back while work on it is queued, memory that a peer
+// may not touch, a kernel that is loaded by its first launch, more blocks than are resident.
+//
+// What it does as drivers do, because it decides whether collectives hang: freeing plain memory and loading a module
+// wait for the device; a copy to ordinary host memory waits in the caller, and launches wait for it meanwhile; blocks
+// start when the device has room for all of the launch.
+//
+// It proves nothing about hardware: memory order, the driver's own mistakes, the kernels' machine code.
+//
+// The environment says what machine it is:
+//   STANDIN_DEVICES=2           how many devices
+//   STANDIN_BLOCKS=64           resident blocks of each
+//   STANDIN_VERSION=13000       what cuDriverGetVersion tells
+//   STANDIN_NO_POOLS=1          devices without memory pools
+//   STANDIN_UNREACHABLE=1:2     device 1 has no access to device 2 (a list, with commas)
+//   STANDIN_LOST=1:2            what the self-test writes from device 1 to device 2 never arrives (likewise)
+//   STANDIN_DELAY_US=1000       how late the work in streams begins
+//   STANDIN_FAIL=cuX:3:719      the third call of cuX answers 719; `*` counts calls of all functions; 3+ is the third
+//                               and all later ones
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#define CROSSCCL_DEVICE static inline
+#include "../../kernels-common/abi.h"
+
+using crossccl::Arguments;
+
+// kernels-cpu/kernels.cc
+extern "C" {
+size_t crossccl_cpu_kernel_count();
+const char* crossccl_cpu_kernel_name(size_t index);
+using Entry = void (*)(const Arguments*, uint32_t block, uint32_t blocks);
+Entry crossccl_cpu_kernel_entry(size_t index);
+void crossccl_cpu_thread_begin();
+}
+
+namespace {
+
+// As in kernels-cuda/target_cuda.h, which this cannot include.
+constexpr unsigned kThreads = 512;
+
+enum Code : int {
+  kSuccess = 0,
+  kInvalidValue = 1,
+  kOutOfMemory = 2,
+  kInvalidDevice = 101,
+  kInvalidContext = 201,
+  kPeerAccessUnsupported = 217,
+  kNotFound = 500,
+  kNotReady = 600,
+  kPeerAccessAlreadyEnabled = 704,
+  kNotSupported = 801,
+  kCaptureUnsupported = 900,
+  kCaptureInvalidated = 901,
+  kCaptureImplicit = 906,
+  kCapturedEvent = 907,
+};
+
+struct Named {
+  int code;
+  const char* name;
+};
+const Named kNames[] = {
+    {0, "CUDA_SUCCESS"},
+    {1, "CUDA_ERROR_INVALID_VALUE"},
+    {2, "CUDA_ERROR_OUT_OF_MEMORY"},
+    {100, "CUDA_ERROR_NO_DEVICE"},
+    {101, "CUDA_ERROR_INVALID_DEVICE"},
+    {201, "CUDA_ERROR_INVALID_CONTEXT"},
+    {209, "CUDA_ERROR_NO_BINARY_FOR_GPU"},
+    {217, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED"},
+    {500, "CUDA_ERROR_NOT_FOUND"},
+    {600, "CUDA_ERROR_NOT_READY"},
+    {704, "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED"},
+    {719, "CUDA_ERROR_LAUNCH_FAILED"},
+    {801, "CUDA_ERROR_NOT_SUPPORTED"},
+    {900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"},
+    {901, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"},
+    {906, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT"},
+    {907, "CUDA_ERROR_CAPTURED_EVENT"},
+};
+
+[[noreturn]] void misuse(const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  fprintf(stderr, "stand-in driver: ");
+  vfprintf(stderr, format, arguments);
+  fprintf(stderr, "\n");
+  va_end(arguments);
+  abort();
+}
+
+int number(const char* variable, int otherwise) {
+  const char* text = getenv(variable);
+  return text && *text ? atoi(text) : otherwise;
+}
+
+// `1:2,2:1` as ordered pairs.
+std::set<std::pair<int, int>> pairs(const char* variable) {
+  std::set<std::pair<int, int>> all;
+  for (const char* at = getenv(variable); at && *at;) {
+    int from, to, length = 0;
+    if (sscanf(at, "%d:%d%n", &from, &to, &length) != 2) misuse("%s=%s: pairs are 1:2,2:1", variable, getenv(variable));
+    all.insert({from, to});
+    at += length;
+    if (*at == ',') ++at;
+  }
+  return all;
+}
+
+// Handles point to these. They are never deleted, so that no new one has an old one's address.
+struct Context {
+  int device;
+  std::set<Context*> peers;  // whose plain memory it may touch
+};
+struct Pool {
+  int device;
+  std::set<int> devices;  // that may touch its memory
+};
+struct Stream;
+struct Allocation {
+  char* start;
+  size_t bytes;
+  Context* context;             // none: host memory
+  Pool* pool;                   // none: plain
+  std::map<Stream*, int> users;  // queued work, by stream
+};
+// One thing that a stream does, and the memory that it uses.
+struct Work {
+  std::function<void()> run;
+  std::vector<std::shared_ptr<Allocation>> uses;
+};
+struct Stream {
+  Context* context;
+  std::deque<Work> queue;
+  bool busy = false, destroyed = false, capturing = false, invalidated = false;
+  std::vector<Work> captured;
+  std::condition_variable more;
+};
+struct Event {
+  Context* context;
+  uint64_t recorded = 0, passed = 0;
+  bool captured = false;
+};
+struct Module {
+  Context* context;
+};
+struct Function {
+  Module* module;
+  std::string name;
+  Entry entry;
+  bool loaded = false;
+};
+struct Graph {
+  std::vector<Work> work;
+};
+
+struct Injected {
+  std::string function;
+  uint64_t first = 0, seen = 0;
+  bool on = false;
+  int code = 0;
+};
+
+struct Machine {
+  std::mutex lock;
+  std::condition_variable progress;
+  // Launches, and copies to ordinary host memory, one at a time.
+  std::mutex submitting;
+  int devices = number("STANDIN_DEVICES", 2), version = number("STANDIN_VERSION", 13000);
+  int resident = number("STANDIN_BLOCKS", 64), delay = number("STANDIN_DELAY_US", 0);
+  bool pools_supported = number("STANDIN_NO_POOLS", 0) == 0, initialised = false;
+  std::set<std::pair<int, int>> unreachable = pairs("STANDIN_UNREACHABLE"), lost = pairs("STANDIN_LOST");
+  std::vector<Context*> primary{size_t(devices)};
+  std::vector<int> retained = std::vector<int>(size_t(devices)), running = std::vector<int>(size_t(devices));
+  std::set<Context*> contexts;
+  std::set<Pool*> pools;
+  std::set<Stream*> streams;
+  std::set<Event*> events;
+  std::set<Module*> modules;
+  std::set<Function*> functions;
+  std::set<Graph*> graphs, executables;
+  std::map<Context*, Stream*> legacy;
+  std::map<const char*, std::shared_ptr<Allocation>> memory;  // by start
+  Injected injected;
+  std::string fired;
+  uint64_t calls = 0;
+
+  Machine() { arm(getenv("STANDIN_FAIL")); }
+
+  void arm(const char* text) {
+    injected = Injected();
+    fired.clear();
+    calls = 0;
+    if (!text || !*text) return;
+    const char* colon = strchr(text, ':');
+    if (!colon) misuse("STANDIN_FAIL=%s: say cuFunction:1:719", text);
+    injected.function = std::string(text, colon);
+    char* end;
+    injected.first = strtoull(colon + 1, &end, 10);
+    injected.on = *end == '+';
+    if (injected.on) ++end;
+    injected.code = *end == ':' ? atoi(end + 1) : 719;
+    if (injected.first == 0 || injected.code == 0) misuse("STANDIN_FAIL=%s: say cuFunction:1:719", text);
+  }
+};
+
+// Never destroyed: streams outlive `main`.
+Machine& machine() {
+  static Machine& one = *new Machine;
+  return one;
+}
+
+using Lock = std::unique_lock<std::mutex>;
+
+thread_local Context* current = nullptr;
+thread_local int capture_mode = 0;  // CU_STREAM_CAPTURE_MODE_GLOBAL
+thread_local int captures = 0;      // begun by this thread and not ended
+thread_local std::map<Context*, Stream*> per_thread;
+
+// Counts the call; what to answer instead of doing it.
+int enter(const char* name) {
+  Machine& m = machine();
+  Lock lock(m.lock);
+  if (strcmp(name, "cuGetErrorName") == 0) return kSuccess;
+  ++m.calls;
+  Injected& f = m.injected;
+  if (f.function.empty() || (f.function != "*" && f.function != name)) return kSuccess;
+  ++f.seen;
+  if (f.seen != f.first && !(f.on && f.seen > f.first)) return kSuccess;
+  if (m.fired.empty()) m.fired = name;
+  return f.code;
+}
+
+#define ENTER()                                          \
+  if (const int injected = enter(__func__)) return injected; \
+  Machine& m = machine();                                \
+  Lock lock(m.lock);                                     \
+  (void)m
+
+template <class T> T* known(const std::set<T*>& all, void* handle, const char* call, const char* what) {
+  if (!all.count((T*)handle)) misuse("%s: %p is no %s, or no longer", call, handle, what);
+  return (T*)handle;
+}
+
+Context* need_context(const char* call) {
+  if (!current) misuse("%s without a current context", call);
+  return current;
+}
+
+void need_current(Context* context, const char* call, const char* what) {
+  if (current != context)
+    misuse("%s with a %s of device %d under %s", call, what, context->device,
+           current ? ("a context of device " + std::to_string(current->device)).c_str() : "no context");
+}
+
+// What drivers refuse to a thread that captures a stream, unless it asked for leniency.
+bool forbidden_now() { return captures > 0 && capture_mode != 2; }
+
+std::shared_ptr<Allocation> holder(uint64_t address) {
+  Machine& m = machine();
+  auto at = m.memory.upper_bound((const char*)address);
+  if (at == m.memory.begin()) return nullptr;
+  --at;
+  const auto& found = at->second;
+  return (char*)address < found->start + found->bytes ? found : nullptr;
+}
+
+std::shared_ptr<Allocation> range(const char* call, uint64_t address, size_t bytes) {
+  auto found = holder(address);
+  if (found && address + bytes > uint64_t(found->start) + found->bytes)
+    misuse("%s: %zu bytes at %#llx go beyond their allocation", call, bytes, (unsigned long long)address);
+  return found;
+}
+
+uint64_t new_memory(size_t bytes, Context* context, Pool* pool) {
+  auto one = std::make_shared<Allocation>();
+  one->start = (char*)aligned_alloc(512, (bytes + 511) / 512 * 512);
+  if (!one->start) return 0;
+  // What was there before is for nobody to rely on.
+  memset(one->start, 0xC7, bytes);
+  one->bytes = bytes, one->context = context, one->pool = pool;
+  machine().memory[one->start] = one;
+  return uint64_t(one->start);
+}
+
+bool reaches(Context* from, const Allocation& memory) {
+  if (!memory.context || memory.context->device == from->device) return true;
+  return memory.pool ? memory.pool->devices.count(from->device) > 0 : from->peers.count(memory.context) > 0;
+}
+
+void work(Stream* stream) {
+  Machine& m = machine();
+  crossccl_cpu_thread_begin();
+  Lock lock(m.lock);
+  for (;;) {
+    stream->more.wait(lock, [&] { return !stream->queue.empty() || stream->destroyed; });
+    if (stream->queue.empty()) return;
+    Work next = std::move(stream->queue.front());
+    stream->queue.pop_front();
+    stream->busy = true;
+    lock.unlock();
+    next.run();
+    next.run = nullptr;
+    lock.lock();
+    for (const auto& one : next.uses)
+      if (--one->users[stream] == 0) one->users.erase(stream);
+    stream->busy = false;
+    m.progress.notify_all();
+  }
+}
+
+Stream* new_stream(Context* context) {
+  auto* stream = new Stream;
+  stream->context = context;
+  machine().streams.insert(stream);
+  // Its signals are the process's business.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  std::thread(work, stream).detach();
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return stream;
+}
+
+// The stream that a handle means here.
+Stream* stream_of(void* handle, const char* call) {
+  Machine& m = machine();
+  if ((uintptr_t)handle > 2) {
+    Stream* stream = known(m.streams, handle, call, "stream");
+    need_current(stream->context, call, "stream");
+    return stream;
+  }
+  Stream*& one = ((uintptr_t)handle == 2 ? per_thread : m.legacy)[need_context(call)];
+  if (!one) one = new_stream(current), m.streams.erase(one);  // not to be counted
+  return one;
+}
+
+void submit(Stream* stream, Work work) {
+  if (stream->capturing) {
+    stream->captured.push_back(std::move(work));
+    return;
+  }
+  for (const auto& one : work.uses) ++one->users[stream];
+  stream->queue.push_back(std::move(work));
+  stream->more.notify_one();
+}
+
+bool idle(const Stream* stream) { return stream->queue.empty() && !stream->busy; }
+
+void drain(Lock& lock, Stream* stream) {
+  machine().progress.wait(lock, [&] { return idle(stream); });
+}
+
+void drain_device(Lock& lock, int device) {
+  Machine& m = machine();
+  m.progress.wait(lock, [&] {
+    for (Stream* stream : m.streams)
+      if (stream->context->device == device && !idle(stream)) return false;
+    return true;
+  });
+}
+
+// Work begins late, so that whoever does not wait for it shows.
+void late() {
+  const int delay = machine().delay;
+  if (delay) std::this_thread::sleep_for(std::chrono::microseconds(delay));
+}
+
+void run_kernel(Entry entry, const Arguments& arguments, unsigned blocks, int device) {
+  Machine& m = machine();
+  late();
+  {
+    Lock lock(m.lock);
+    m.progress.wait(lock, [&] { return m.running[device] + int(blocks) <= m.resident; });
+    m.running[device] += int(blocks);
+  }
+  std::vector<std::thread> others;
+  for (unsigned block = 1; block < blocks; ++block)
+    others.emplace_back([&, block] {
+      crossccl_cpu_thread_begin();
+      entry(&arguments, block, blocks);
+    });
+  entry(&arguments, 0, blocks);
+  for (std::thread& one : others) one.join();
+  Lock lock(m.lock);
+  m.running[device] -= int(blocks);
+  m.progress.notify_all();
+}
+
+}  // namespace
+
+#define DRIVER extern "C" __attribute__((visibility("default")))
+
+DRIVER int cuInit(unsigned flags) {
+  ENTER();
+  if (flags) return kInvalidValue;
+  m.initialised = true;
+  return m.devices > 0 ? kSuccess : 100;
+}
+
+DRIVER int cuDriverGetVersion(int* version) {
+  ENTER();
+  *version = m.version;
+  return kSuccess;
+}
+
+DRIVER int cuGetErrorName(int code, const char** name) {
+  ENTER();
+  for (const Named& one : kNames)
+    if (one.code == code) return *name = one.name, kSuccess;
+  *name = nullptr;
+  return kInvalidValue;
+}
+
+DRIVER int cuDeviceGetCount(int* count) {
+  ENTER();
+  if (!m.initialised) misuse("cuDeviceGetCount before cuInit");
+  *count = m.devices;
+  return kSuccess;
+}
+
+DRIVER int cuDeviceGet(int* device, int ordinal) {
+  ENTER();
+  if (ordinal < 0 || ordinal >= m.devices) return kInvalidDevice;
+  *device = ordinal;
+  return kSuccess;
+}
+
+DRIVER int cuDeviceGetName(char* name, int length, int device) {
+  ENTER();
+  if (device < 0 || device >= m.devices) return kInvalidDevice;
+  snprintf(name, size_t(length), "Stand-in %d", device);
+  return kSuccess;
+}
+
+DRIVER int cuDeviceGetAttribute(int* value, int which, int device) {
+  ENTER();
+  if (device < 0 || device >= m.devices) return kInvalidDevice;
+  switch (which) {
+    case 16: *value = m.resident; return kSuccess;          // MULTIPROCESSOR_COUNT
+    case 75: *value = 9; return kSuccess;                   // COMPUTE_CAPABILITY_MAJOR
+    case 76: *value = 0; return kSuccess;                   // COMPUTE_CAPABILITY_MINOR
+    case 115: *value = m.pools_supported; return kSuccess;  // MEMORY_POOLS_SUPPORTED
+    default: misuse("cuDeviceGetAttribute: teach the stand-in the attribute %d", which);
+  }
+}
+
+DRIVER int cuDevicePrimaryCtxRetain(void** context, int device) {
+  ENTER();
+  if (device < 0 || device >= m.devices) return kInvalidDevice;
+  Context*& one = m.primary[size_t(device)];
+  if (!one) m.contexts.insert(one = new Context{device, {}});
+  ++m.retained[size_t(device)];
+  *context = one;
+  return kSuccess;
+}
+
+DRIVER int cuDevicePrimaryCtxRelease_v2(int device) {
+  ENTER();
+  if (device < 0 || device >= m.devices || m.retained[size_t(device)] == 0) return kInvalidContext;
+  if (--m.retained[size_t(device)] > 0) return kSuccess;
+  // With the last user it goes, and everything of it.
+  Context*& one = m.primary[size_t(device)];
+  for (const auto& memory : m.memory)
+    if (memory.second->context == one) misuse("%s: memory is left in the context", __func__);
+  for (Stream* stream : m.streams)
+    if (stream->context == one) misuse("%s: a stream is left in the context", __func__);
+  for (Module* module : m.modules)
+    if (module->context == one) misuse("%s: a module is left in the context", __func__);
+  if (current == one) misuse("%s: it is current", __func__);
+  m.contexts.erase(one);
+  one = nullptr;
+  return kSuccess;
+}
+
+DRIVER int cuCtxGetCurrent(void** context) {
+  ENTER();
+  *context = current;
+  return kSuccess;
+}
+
+DRIVER int cuCtxSetCurrent(void* context) {
+  ENTER();
+  current = context ? known(m.contexts, context, __func__, "context") : nullptr;
+  return kSuccess;
+}
+
+DRIVER int cuDeviceCanAccessPeer(int* can, int from, int to) {
+  ENTER();
+  if (from < 0 || to < 0 || from >= m.devices || to >= m.devices) return kInvalidDevice;
+  *can = from != to && !m.unreachable.count({from, to});
+  return kSuccess;
+}
+
+DRIVER int cuCtxEnablePeerAccess(void* peer, unsigned flags) {
+  ENTER();
+  Context* to = known(m.contexts, peer, __func__, "context");
+  Context* from = need_context(__func__);
+  if (flags) return kInvalidValue;
+  if (from->device == to->device || m.unreachable.count({from->device, to->device})) return kPeerAccessUnsupported;
+  return from->peers.insert(to).second ? kSuccess : kPeerAccessAlreadyEnabled;
+}
+
+// The layouts that src/backend/cuda/driver.rs declares.
+struct Location {
+  unsigned kind;
+  int id;
+};
+struct PoolProperties {
+  unsigned allocation, handles;
+  Location location;
+};
+struct PoolAccess {
+  Location location;
+  unsigned flags;
+};
+
+DRIVER int cuMemPoolCreate(void** pool, const PoolProperties* properties) {
+  ENTER();
+  if (!m.pools_supported) return kNotSupported;
+  const Location& at = properties->location;
+  if (properties->allocation != 1 || at.kind != 1 || at.id < 0 || at.id >= m.devices) return kInvalidValue;
+  auto* one = new Pool{at.id, {at.id}};
+  m.pools.insert(one);
+  *pool = one;
+  return kSuccess;
+}
+
+DRIVER int cuMemPoolDestroy(void* pool) {
+  ENTER();
+  m.pools.erase(known(m.pools, pool, __func__, "pool"));
+  return kSuccess;
+}
+
+DRIVER int cuMemPoolSetAttribute(void* pool, int which, void* value) {
+  ENTER();
+  known(m.pools, pool, __func__, "pool");
+  if (which != 4 || !value) return kInvalidValue;  // RELEASE_THRESHOLD
+  return kSuccess;
+}
+
+DRIVER int cuMemPoolSetAccess(void* pool, const PoolAccess* access, size_t count) {
+  ENTER();
+  Pool* one = known(m.pools, pool, __func__, "pool");
+  for (size_t i = 0; i < count; ++i) {
+    const Location& at = access[i].location;
+    if (at.kind != 1 || at.id < 0 || at.id >= m.devices || access[i].flags != 3) return kInvalidValue;
+    if (m.unreachable.count({at.id, one->device})) return kPeerAccessUnsupported;
+    one->devices.insert(at.id);
+  }
+  return kSuccess;
+}
+
+DRIVER int cuMemAllocFromPoolAsync(uint64_t* address, size_t bytes, void* pool, void* stream) {
+  ENTER();
+  Pool* from = known(m.pools, pool, __func__, "pool");
+  Stream* in = stream_of(stream, __func__);
+  if (in->context->device != from->device) misuse("%s: a pool of another device than the stream's", __func__);
+  if (in->capturing || forbidden_now()) return kCaptureUnsupported;
+  if (bytes == 0) return kInvalidValue;
+  return (*address = new_memory(bytes, in->context, from)) ? kSuccess : kOutOfMemory;
+}
+
+DRIVER int cuMemFreeAsync(uint64_t address, void* stream) {
+  ENTER();
+  auto one = holder(address);
+  if (!one || uint64_t(one->start) != address || !one->context)
+    misuse("%s: %#llx is no allocation, or no longer", __func__, (unsigned long long)address);
+  Stream* in = stream_of(stream, __func__);
+  for (const auto& user : one->users)
+    if (user.first != in) misuse("%s: memory that another stream has work queued on", __func__);
+  m.memory.erase(one->start);
+  submit(in, {[one] { free(one->start); }, {}});
+  return kSuccess;
+}
+
+DRIVER int cuMemAlloc_v2(uint64_t* address, size_t bytes) {
+  ENTER();
+  if (forbidden_now()) return kCaptureUnsupported;
+  Context* context = need_context(__func__);
+  if (bytes == 0) return kInvalidValue;
+  return (*address = new_memory(bytes, context, nullptr)) ? kSuccess : kOutOfMemory;
+}
+
+DRIVER int cuMemFree_v2(uint64_t address) {
+  ENTER();
+  if (forbidden_now()) return kCaptureUnsupported;
+  auto one = holder(address);
+  if (!one || uint64_t(one->start) != address || !one->context)
+    misuse("%s: %#llx is no allocation, or no longer", __func__, (unsigned long long)address);
+  need_context(__func__);
+  drain_device(lock, one->context->device);
+  for (const auto& user : one->users)
+    if (!idle(user.first)) misuse("%s: memory that another device has work queued on", __func__);
+  m.memory.erase(one->start);
+  free(one->start);
+  return kSuccess;
+}
+
+DRIVER int cuMemHostAlloc(void** address, size_t bytes, unsigned flags) {
+  ENTER();
+  if (forbidden_now()) return kCaptureUnsupported;
+  need_context(__func__);
+  // PORTABLE and DEVICEMAP: otherwise other devices do not reach it.
+  if (bytes == 0 || (flags & 3) != 3) return kInvalidValue;
+  return (*address = (void*)new_memory(bytes, nullptr, nullptr)) ? kSuccess : kOutOfMemory;
+}
+
+DRIVER int cuMemcpyAsync(uint64_t to, uint64_t from, size_t bytes, void* stream) {
+  Lock submitting;
+  ENTER();
+  Stream* in = stream_of(stream, __func__);
+  auto target = range(__func__, to, bytes), source = range(__func__, from, bytes);
+  Work copy;
+  for (const auto& one : {target, source})
+    if (one) {
+      if (!reaches(in->context, *one)) misuse("%s: memory that its device may not touch", __func__);
+      copy.uses.push_back(one);
+    }
+  // From ordinary host memory: read before the call returns.
+  std::shared_ptr<std::vector<char>> staged;
+  if (!source) staged = std::make_shared<std::vector<char>>((const char*)from, (const char*)from + bytes);
+  copy.run = [=] {
+    late();
+    memcpy((void*)to, staged ? staged->data() : (const char*)from, bytes);
+  };
+  if (!target) {
+    if (in->capturing) return kCaptureUnsupported;
+    lock.unlock();
+    submitting = Lock(m.submitting);
+    lock.lock();
+  }
+  submit(in, std::move(copy));
+  if (!target) drain(lock, in);
+  return kSuccess;
+}
+
+DRIVER int cuMemsetD8Async(uint64_t to, uint8_t byte, size_t bytes, void* stream) {
+  ENTER();
+  Stream* in = stream_of(stream, __func__);
+  auto target = range(__func__, to, bytes);
+  if (!target || !reaches(in->context, *target)) misuse("%s: memory that its device may not touch", __func__);
+  submit(in, {[=] {
+                late();
+                memset((void*)to, byte, bytes);
+              },
+              {target}});
+  return kSuccess;
+}
+
+DRIVER int cuModuleLoadData(void** module, const void* image) {
+  ENTER();
+  if (forbidden_now()) return kCaptureUnsupported;
+  Context* context = need_context(__func__);
+  if (*(const uint32_t*)image != 0xba55ed50u) return 200;  // INVALID_IMAGE: not a fatbin
+  drain_device(lock, context->device);
+  auto* one = new Module{context};
+  m.modules.insert(one);
+  *module = one;
+  return kSuccess;
+}
+
+DRIVER int cuModuleUnload(void* module) {
+  ENTER();
+  Module* one = known(m.modules, module, __func__, "module");
+  need_current(one->context, __func__, "module");
+  for (auto at = m.functions.begin(); at != m.functions.end();) at = (*at)->module == one ? m.functions.erase(at) : ++at;
+  m.modules.erase(one);
+  return kSuccess;
+}
+
+DRIVER int cuModuleGetFunction(void** function, void* module, const char* name) {
+  ENTER();
+  Module* in = known(m.modules, module, __func__, "module");
+  for (size_t i = 0; i < crossccl_cpu_kernel_count(); ++i) {
+    if (strcmp(crossccl_cpu_kernel_name(i), name)) continue;
+    auto* one = new Function{in, name, crossccl_cpu_kernel_entry(i)};
+    m.functions.insert(one);
+    *function = one;
+    return kSuccess;
+  }
+  return kNotFound;
+}
+
+DRIVER int cuFuncLoad(void* function) {
+  ENTER();
+  Function* one = known(m.functions, function, __func__, "function");
+  need_current(one->module->context, __func__, "function");
+  one->loaded = true;
+  return kSuccess;
+}
+
+DRIVER int cuFuncGetAttribute(int* value, int which, void* function) {
+  ENTER();
+  Function* one = known(m.functions, function, __func__, "function");
+  need_current(one->module->context, __func__, "function");
+  if (which != 4) misuse("cuFuncGetAttribute: teach the stand-in the attribute %d", which);  // NUM_REGS
+  one->loaded = true;
+  *value = 64;
+  return kSuccess;
+}
+
+DRIVER int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void* function, int threads, size_t shared) {
+  ENTER();
+  Function* one = known(m.functions, function, __func__, "function");
+  need_current(one->module->context, __func__, "function");
+  if (threads != int(kThreads) || shared) misuse("%s: %d threads, %zu bytes shared", __func__, threads, shared);
+  *blocks = 1;
+  return kSuccess;
+}
+
+DRIVER int cuStreamCreate(void** stream, unsigned flags) {
+  ENTER();
+  Context* context = need_context(__func__);
+  if (flags != 1) misuse("%s: a stream that waits for the legacy stream", __func__);
+  *stream = new_stream(context);
+  return kSuccess;
+}
+
+DRIVER int cuStreamDestroy_v2(void* stream) {
+  ENTER();
+  Stream* one = known(m.streams, stream, __func__, "stream");
+  need_current(one->context, __func__, "stream");
+  m.streams.erase(one);
+  // What is queued is still done.
+  one->destroyed = true;
+  one->more.notify_one();
+  return kSuccess;
+}
+
+DRIVER int cuStreamSynchronize(void* stream) {
+  ENTER();
+  Stream* one = stream_of(stream, __func__);
+  if (one->capturing) return one->invalidated = true, kCaptureUnsupported;
+  drain(lock, one);
+  return kSuccess;
+}
+
+DRIVER int cuEventCreate(void** event, unsigned flags) {
+  ENTER();
+  Context* context = need_context(__func__);
+  if (flags != 2) misuse("%s: an event that takes the time", __func__);
+  auto* one = new Event{context};
+  m.events.insert(one);
+  *event = one;
+  return kSuccess;
+}
+
+DRIVER int cuEventRecord(void* event, void* stream) {
+  ENTER();
+  Event* one = known(m.events, event, __func__, "event");
+  Stream* in = stream_of(stream, __func__);
+  if (one->context != in->context) misuse("%s: an event of another context than the stream's", __func__);
+  one->captured = in->capturing;
+  if (in->capturing) return kSuccess;
+  const uint64_t point = ++one->recorded;
+  submit(in, {[&m, one, point] {
+                Lock lock(m.lock);
+                if (one->passed < point) one->passed = point;
+                m.progress.notify_all();
+              },
+              {}});
+  return kSuccess;
+}
+
+DRIVER int cuEventQuery(void* event) {
+  {
+    // How often somebody asks in vain is a matter of time, and `*` counts what is the same in every run.
+    Machine& m = machine();
+    Lock lock(m.lock);
+    Event* one = known(m.events, event, __func__, "event");
+    if (m.injected.function != __func__ && one->passed < one->recorded && !one->captured) return kNotReady;
+  }
+  ENTER();
+  Event* one = known(m.events, event, __func__, "event");
+  need_current(one->context, __func__, "event");
+  if (one->captured) return kCapturedEvent;
+  return one->passed >= one->recorded ? kSuccess : kNotReady;
+}
+
+DRIVER int cuEventDestroy_v2(void* event) {
+  ENTER();
+  m.events.erase(known(m.events, event, __func__, "event"));
+  return kSuccess;
+}
+
+DRIVER int cuStreamWaitEvent(void* stream, void* event, unsigned flags) {
+  ENTER();
+  Stream* in = stream_of(stream, __func__);
+  Event* one = known(m.events, event, __func__, "event");
+  if (flags) return kInvalidValue;
+  if (in->capturing) return in->invalidated = true, 905;  // STREAM_CAPTURE_ISOLATION
+  const uint64_t point = one->recorded;
+  submit(in, {[&m, one, point] {
+                Lock lock(m.lock);
+                m.progress.wait(lock, [&] { return one->passed >= point; });
+              },
+              {}});
+  return kSuccess;
+}
+
+// With this alignment and these fields in every version.
+struct LaunchConfig {
+  unsigned grid[3], block[3], shared_bytes;
+  void* stream;
+  void* attributes;
+  unsigned attribute_count;
+};
+
+DRIVER int cuLaunchKernelEx(const LaunchConfig* config, void* function, void** parameters, void** extra) {
+  Lock submitting(machine().submitting);
+  ENTER();
+  Function* kernel = known(m.functions, function, __func__, "function");
+  Stream* in = stream_of(config->stream, __func__);
+  need_current(kernel->module->context, __func__, "function");
+  const char* name = kernel->name.c_str();
+  if (!kernel->loaded) misuse("%s is loaded by its first launch", name);
+  const unsigned blocks = config->grid[0];
+  if (blocks == 0 || blocks > crossccl::kMaxBlocks || config->grid[1] != 1 || config->grid[2] != 1)
+    misuse("%s: a grid of %u, %u, %u", name, blocks, config->grid[1], config->grid[2]);
+  if (int(blocks) > m.resident) misuse("%s: %u blocks where %d are resident", name, blocks, m.resident);
+  if (config->block[0] != kThreads || config->block[1] != 1 || config->block[2] != 1)
+    misuse("%s: a block of %u, %u, %u", name, config->block[0], config->block[1], config->block[2]);
+  if (config->shared_bytes) misuse("%s: shared memory", name);
+  if (!parameters || !parameters[0] || extra) misuse("%s: without its arguments", name);
+
+  auto arguments = std::make_shared<Arguments>(*(const Arguments*)parameters[0]);
+  Work launch;
+  std::vector<Context*> peers;
+  for (uint64_t& signal : arguments->signal) {
+    if (!signal) continue;
+    auto one = holder(signal);
+    if (!one || !one->context) misuse("%s: %#llx is no signal buffer", name, (unsigned long long)signal);
+    if (!reaches(in->context, *one))
+      misuse("%s: device %d may not touch memory of device %d", name, in->context->device, one->context->device);
+    peers.push_back(one->context);
+    launch.uses.push_back(one);
+    if (kernel->name == "self_test_write" && m.lost.count({in->context->device, one->context->device}))
+      signal = new_memory(one->bytes, in->context, nullptr);
+  }
+  if (peers.empty()) misuse("%s: no signal buffers", name);
+  for (uint64_t address : {arguments->control, arguments->input, arguments->output, arguments->residual}) {
+    if (!address) continue;
+    auto one = holder(address);
+    if (!one) misuse("%s: %#llx is no memory, or no longer", name, (unsigned long long)address);
+    for (Context* peer : peers)
+      if (!reaches(peer, *one))
+        misuse("%s: device %d may not touch memory of device %d", name, peer->device, one->context->device);
+    launch.uses.push_back(one);
+  }
+  const Entry entry = kernel->entry;
+  const int device = in->context->device;
+  launch.run = [=] { run_kernel(entry, *arguments, blocks, device); };
+  submit(in, std::move(launch));
+  return kSuccess;
+}
+
+DRIVER int cuStreamIsCapturing(void* stream, int* status) {
+  ENTER();
+  if ((uintptr_t)stream < 2 && captures > 0) return kCaptureImplicit;
+  Stream* in = stream_of(stream, __func__);
+  *status = !in->capturing ? 0 : in->invalidated ? 2 : 1;
+  return kSuccess;
+}
+
+DRIVER int cuThreadExchangeStreamCaptureMode(int* mode) {
+  ENTER();
+  if (*mode < 0 || *mode > 2) return kInvalidValue;
+  std::swap(*mode, capture_mode);
+  return kSuccess;
+}
+
+DRIVER int cuStreamBeginCapture_v2(void* stream, int mode) {
+  ENTER();
+  Stream* in = stream_of(stream, __func__);
+  if (in->capturing || (uintptr_t)stream < 2) return kCaptureUnsupported;
+  if (mode != 1) misuse("%s: other threads could not allocate meanwhile", __func__);  // THREAD_LOCAL
+  in->capturing = true, in->invalidated = false;
+  in->captured.clear();
+  ++captures;
+  return kSuccess;
+}
+
+DRIVER int cuStreamEndCapture(void* stream, void** graph) {
+  // Under any context; and it ends the capture even where it fails.
+  Stream* in = known(machine().streams, stream, __func__, "stream");
+  const bool capturing = in->capturing;
+  in->capturing = false;
+  captures -= capturing;
+  *graph = nullptr;
+  ENTER();
+  if (!capturing) return kInvalidValue;
+  if (in->invalidated) return kCaptureInvalidated;
+  auto* one = new Graph{std::move(in->captured)};
+  m.graphs.insert(one);
+  *graph = one;
+  return kSuccess;
+}
+
+DRIVER int cuGraphInstantiateWithFlags(void** executable, void* graph, unsigned long long flags) {
+  ENTER();
+  Graph* from = known(m.graphs, graph, __func__, "graph");
+  if (forbidden_now()) return kCaptureUnsupported;
+  if (flags) return kInvalidValue;
+  auto* one = new Graph{from->work};
+  m.executables.insert(one);
+  *executable = one;
+  return kSuccess;
+}
+
+DRIVER int cuGraphLaunch(void* executable, void* stream) {
+  Lock submitting(machine().submitting);
+  ENTER();
+  Graph* one = known(m.executables, executable, __func__, "executable graph");
+  Stream* in = stream_of(stream, __func__);
+  for (const Work& work : one->work) {
+    for (const auto& used : work.uses)
+      if (m.memory.count(used->start) == 0 || m.memory[used->start] != used)
+        misuse("%s: a graph whose memory is gone", __func__);
+    submit(in, work);
+  }
+  return kSuccess;
+}
+
+DRIVER int cuGraphDestroy(void* graph) {
+  ENTER();
+  m.graphs.erase(known(m.graphs, graph, __func__, "graph"));
+  return kSuccess;
+}
+
+DRIVER int cuGraphExecDestroy(void* executable) {
+  ENTER();
+  m.executables.erase(known(m.executables, executable, __func__, "executable graph"));
+  return kSuccess;
+}
+
+DRIVER int cuPointerGetAttributes(unsigned count, const int* which, void** answers, uint64_t address) {
+  ENTER();
+  auto one = holder(address);
+  for (unsigned i = 0; i < count; ++i) switch (which[i]) {
+      case 2: *(unsigned*)answers[i] = !one ? 0 : one->context ? 2 : 1; break;           // MEMORY_TYPE
+      case 9: *(int*)answers[i] = one && one->context ? one->context->device : -2; break;  // DEVICE_ORDINAL
+      case 11: *(uint64_t*)answers[i] = one ? uint64_t(one->start) : 0; break;           // RANGE_START_ADDR
+      case 12: *(size_t*)answers[i] = one ? one->bytes : 0; break;                       // RANGE_SIZE
+      case 17: *(void**)answers[i] = one ? (void*)one->pool : nullptr; break;            // MEMPOOL_HANDLE
+      default: misuse("%s: teach the stand-in the attribute %d", __func__, which[i]);
+    }
+  return kSuccess;
+}
+
+// For tests.
+
+// As STANDIN_FAIL, counted from now on; nothing: no fault. Also begins to count calls anew.
+DRIVER void standin_arm(const char* text) {
+  Machine& m = machine();
+  Lock lock(m.lock);
+  m.arm(text);
+}
+
+// The function whose call was made to fail since then, or "".
+DRIVER const char* standin_fired() {
+  Machine& m = machine();
+  Lock lock(m.lock);
+  return m.fired.c_str();
+}
+
+DRIVER uint64_t standin_calls() {
+  Machine& m = machine();
+  Lock lock(m.lock);
+  return m.calls;
+}
+
+// A context of the caller's own on a device, made current by nobody.
+DRIVER void* standin_context(int device) {
+  Machine& m = machine();
+  Lock lock(m.lock);
+  auto* one = new Context{device, {}};
+  m.contexts.insert(one);
+  return one;
+}
+
+DRIVER int standin_capture_mode() { return capture_mode; }
+
+// How many there are.
+DRIVER uint64_t standin_alive(const char* what) {
+  Machine& m = machine();
+  Lock lock(m.lock);
+  const std::string name = what;
+  uint64_t count = 0;
+  if (name == "contexts")
+    for (int n : m.retained) count += uint64_t(n);
+  else if (name == "pools")
+    count = m.pools.size();
+  else if (name == "streams")
+    count = m.streams.size();
+  else if (name == "events")
+    count = m.events.size();
+  else if (name == "modules")
+    count = m.modules.size();
+  else if (name == "graphs")
+    count = m.graphs.size() + m.executables.size();
+  else if (name == "allocations" || name == "pinned")
+    for (const auto& one : m.memory) count += (one.second->context != nullptr) == (name == "allocations");
+  else
+    misuse("standin_alive: of what? %s", what);
+  return count;
+}
