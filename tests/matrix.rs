@@ -4,6 +4,8 @@
 //! cpu::broadcast` is a filter. A new backend adds one line at the bottom.
 
 #![allow(missing_docs)]
+// That is what stamping is.
+#![allow(clippy::duplicate_mod)]
 
 #[macro_use]
 mod support;

@@ -55,8 +55,8 @@ fn run(comm: &Communicator<B>, seed: u64, rounds: usize) {
                     state.iter_mut().for_each(|s| s.clone_from(&data));
                 }
                 Step::ReduceScatter { what, op } => {
-                    // SAFETY: as above.
                     let counts = vec![COUNT; ranks];
+                    // SAFETY: as above.
                     let one = unsafe { comm.reduce_scatter_raw(&in_place, &streams, &counts, DType::I32, what) };
                     launched.push(one.expect("launch"));
                     let whole = oracle::reduce(DType::I32, op, &state.iter().map(Vec::as_slice).collect::<Vec<_>>());
