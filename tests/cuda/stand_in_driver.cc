@@ -20,7 +20,9 @@
 //   STANDIN_VERSION=13000       what cuDriverGetVersion tells
 //   STANDIN_NO_POOLS=1          devices without memory pools
 //   STANDIN_UNREACHABLE=1:2     device 1 has no access to device 2 (a list, with commas)
-//   STANDIN_LOST=1:2            what the self-test writes from device 1 to device 2 never arrives (likewise)
+//   STANDIN_LOST=1:2            what the self-test writes from device 1 to device 2 never arrives, though device 1 reads
+//                               it back (likewise)
+//   STANDIN_UNREAD=1:2          what the self-test reads on device 1 from device 2 is not what stands there (likewise)
 //   STANDIN_DELAY_US=1000       how late the work in streams begins
 //   STANDIN_FAIL=cuX:3:719      the third call of cuX answers 719; `*` counts calls of all functions; 3+ is the third
 //                               and all later ones
@@ -193,7 +195,8 @@ struct Machine {
   int devices = number("STANDIN_DEVICES", 2), version = number("STANDIN_VERSION", 13000);
   int resident = number("STANDIN_BLOCKS", 64), delay = number("STANDIN_DELAY_US", 0);
   bool pools_supported = number("STANDIN_NO_POOLS", 0) == 0, initialised = false;
-  std::set<std::pair<int, int>> unreachable = pairs("STANDIN_UNREACHABLE"), lost = pairs("STANDIN_LOST");
+  std::set<std::pair<int, int>> unreachable = pairs("STANDIN_UNREACHABLE"), lost = pairs("STANDIN_LOST"), unread = pairs("STANDIN_UNREAD");
+  std::map<std::pair<int, uint64_t>, uint64_t> elsewhere;  // where a device's accesses to an address go instead
   std::vector<Context*> primary{size_t(devices)};
   std::vector<int> retained = std::vector<int>(size_t(devices)), running = std::vector<int>(size_t(devices));
   std::set<Context*> contexts;
@@ -859,8 +862,13 @@ DRIVER int cuLaunchKernelEx(const LaunchConfig* config, void* function, void** p
       misuse("%s: device %d may not touch memory of device %d", name, in->context->device, one->context->device);
     peers.push_back(one->context);
     launch.uses.push_back(one);
-    if (kernel->name == "self_test_write" && m.lost.count({in->context->device, one->context->device}))
-      signal = new_memory(one->bytes, in->context, nullptr);
+    const std::pair<int, int> pair = {in->context->device, one->context->device};
+    const bool writes = kernel->name == "self_test_write", reads = kernel->name == "self_test_read";
+    if (((writes || reads) && m.lost.count(pair)) || (reads && m.unread.count(pair))) {
+      uint64_t& other = m.elsewhere[{pair.first, signal}];
+      if (!other) other = new_memory(one->bytes, in->context, nullptr);
+      signal = other;
+    }
   }
   if (peers.empty()) misuse("%s: no signal buffers", name);
   for (uint64_t address : {arguments->control, arguments->input, arguments->output, arguments->residual}) {
