@@ -5,9 +5,7 @@ use std::{
     time::Duration,
 };
 
-use crossccl::{
-    Agreement, Algorithm, Backend, Broadcast, Buffer, DType, RankComm, RawRank, ReduceOp, ReduceScatter,
-};
+use crossccl::{Agreement, Algorithm, Backend, Broadcast, Buffer, DType, RankComm, RawRank, ReduceOp, ReduceScatter};
 use rstest::rstest;
 
 use super::{super::failures::disagree, B};
@@ -237,6 +235,49 @@ fn e3_inputs_overwritten_at_once() {
             assert_eq!(part, [sum; PART], "round {round}, rank {me}");
         }
     });
+}
+
+/// The same with messages that take long to read: the next work in the stream begins at once.
+#[rstest]
+fn e3_large_inputs_overwritten_at_once(#[values(2, 4, 8)] ranks: usize) {
+    needs_device!(ranks);
+    let bytes = if B::NAME == "cpu" { 1 << 20 } else { 64 << 20 };
+    let comm = communicator::<B>(ranks);
+    let streams: Vec<_> = (0..ranks).map(|r| comm.stream(r).expect("a rank").clone()).collect();
+    let data: Vec<_> = (0..ranks).map(|r| comm.buffer::<u8>(r, bytes).expect("buffer")).collect();
+    let parts: Vec<_> = (0..ranks).map(|r| comm.buffer::<u8>(r, bytes / ranks).expect("buffer")).collect();
+    // SAFETY: the buffers live until the last wait; the fills stand in the ranks' streams, which is what is tested.
+    let fill =
+        |rank: usize, byte: u8| unsafe { B::fill(&streams[rank], data[rank].address(), byte, bytes) }.expect("fill");
+    let same = |what: &str, rank: usize, buffer: &Buffer<B, u8>, byte: u8| {
+        let wrong = buffer.to_vec().expect("read").iter().filter(|b| **b != byte).count();
+        assert_eq!(wrong, 0, "{what}, rank {rank}: bytes that are not {byte}");
+    };
+    for (round, algorithm) in
+        [Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect].into_iter().enumerate()
+    {
+        let byte = 17 + round as u8;
+        fill(0, byte);
+        let raw: Vec<_> = data.iter().map(|b| RawRank::new(b.address(), b.address())).collect();
+        let what = Broadcast::from_root(0).algorithm(algorithm);
+        // SAFETY: as above.
+        let one = unsafe { comm.broadcast_raw(&raw, &streams, bytes, DType::U8, what) }.expect("launch");
+        fill(0, 99);
+        one.wait().expect("outcome");
+        for (rank, buffer) in data.iter().enumerate().skip(1) {
+            same(&format!("{algorithm}"), rank, buffer, byte);
+        }
+    }
+    (0..ranks).for_each(|rank| fill(rank, 3));
+    let raw: Vec<_> = data.iter().zip(&parts).map(|(d, p)| RawRank::new(d.address(), p.address())).collect();
+    // SAFETY: as above.
+    let one = unsafe { comm.reduce_scatter_raw(&raw, &streams, &vec![bytes; ranks], DType::U8, ReduceOp::Sum) };
+    let one = one.expect("launch");
+    (0..ranks).for_each(|rank| fill(rank, 99));
+    one.wait().expect("outcome");
+    for (rank, part) in parts.iter().enumerate() {
+        same("sum", rank, part, 3 * ranks as u8);
+    }
 }
 
 /// Sizes and types of a report on flags that travel inside the payload.
