@@ -201,7 +201,7 @@ mod tests {
             assert_eq!(probe(*what, 0, 1, 0), *value, "{name}");
         }
         let device = <crate::Cpu as crate::Backend>::open(0).unwrap();
-        let tile = <crate::Cpu as crate::Backend>::properties(&device, 1).unwrap().tile;
+        let tile = <crate::Cpu as crate::Backend>::properties(&device, 1, 1).unwrap().tile;
         assert_eq!(probe(7, 0, 1, 0), tile, "kTile");
     }
 

@@ -58,7 +58,7 @@ fn describe<B: Backend>(kind: BackendKind, ranks: usize) -> String {
         ranks.min(count)
     } else {
         for ordinal in 0..count {
-            let name = B::open(ordinal).and_then(|device| B::properties(&device, count)).map(|p| p.name);
+            let name = B::open(ordinal).and_then(|device| B::properties(&device, count, 1)).map(|p| p.name);
             text += &format!("  device {ordinal}: {}\n", name.unwrap_or_else(|fault| fault.name));
         }
         count.min(MAX_RANKS)

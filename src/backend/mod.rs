@@ -93,8 +93,7 @@ pub enum Unfit {
 pub struct Properties {
     /// For people.
     pub name: String,
-    /// Blocks that a launch should have at most when `ranks` ranks of one communicator are busy on
-    /// this machine and nothing was asked for.
+    /// Blocks that a launch should have at most, of each rank on the device, when nothing was asked for.
     pub preferred_blocks: u32,
     /// Bytes that one block takes at a time (`kTile` of the target).
     pub tile: u64,
@@ -145,11 +144,11 @@ pub unsafe trait Backend: Sized + fmt::Debug + Send + Sync + 'static {
     fn open(ordinal: usize) -> Result<Self::Device, Fault>;
     /// The ordinal it was opened with.
     fn ordinal(device: &Self::Device) -> usize;
-    /// Facts about it, for a communicator of `ranks` ranks on this machine.
+    /// Facts about it, for a communicator of `ranks` ranks on this machine, `sharing` of them on this device.
     ///
     /// # Errors
     /// The driver's answer.
-    fn properties(device: &Self::Device, ranks: usize) -> Result<Properties, Fault>;
+    fn properties(device: &Self::Device, ranks: usize, sharing: usize) -> Result<Properties, Fault>;
     /// Whether kernels of `from` can read and write memory of `to`.
     ///
     /// # Errors

@@ -124,9 +124,9 @@ impl<B: Backend> Builder<B> {
         let (mut default_blocks, mut resident, mut tile, mut coherent) = (self.max_blocks, Resident::UNKNOWN, 0, true);
         for (rank, device) in devices.iter().enumerate() {
             let error = |f| driver_error::<B>(device, rank, f);
-            let properties = B::properties(device, ranks).map_err(error)?;
-            let functions = B::load(device).map_err(error)?;
             let sharing = devices.iter().filter(|d| *d == device).count() as u32;
+            let properties = B::properties(device, ranks, sharing as usize).map_err(error)?;
+            let functions = B::load(device).map_err(error)?;
             for (kernel, function) in Kernel::all().zip(&functions) {
                 resident.limit(kernel, B::resident_blocks(device, *function).map_err(error)? / sharing);
             }

@@ -12,7 +12,7 @@ const PRIME: usize = 1009;
 pub(crate) const BLOCKS: u32 = 2;
 
 pub(crate) fn tile<B: Backend>(ranks: usize) -> usize {
-    B::properties(&B::open(0).expect("device"), ranks).expect("properties").tile as usize
+    B::properties(&B::open(0).expect("device"), ranks, 1).expect("properties").tile as usize
 }
 
 /// A communicator for the matrix; its rank r is on the last device but r, so that rank and device differ and the

@@ -305,7 +305,7 @@ fn verdict(collective: &str, tally: Tally) -> Result<(), CliError> {
 
 /// A device for people; the communicator opened it, so a failure here is not worth an end.
 fn device<B: Backend>(ordinal: usize, ranks: usize) -> String {
-    let name = B::open(ordinal).and_then(|device| B::properties(&device, ranks)).map(|p| p.name);
+    let name = B::open(ordinal).and_then(|device| B::properties(&device, ranks, 1)).map(|p| p.name);
     name.unwrap_or_else(|fault| fault.name)
 }
 

@@ -49,7 +49,7 @@ unsafe impl Backend for Cpu {
         device.ordinal()
     }
 
-    fn properties(device: &CpuDevice, ranks: usize) -> Result<Properties, Fault> {
+    fn properties(device: &CpuDevice, ranks: usize, _sharing: usize) -> Result<Properties, Fault> {
         Ok(device.properties(ranks))
     }
 

@@ -44,8 +44,8 @@ unsafe impl Backend for Cuda {
         device.ordinal()
     }
 
-    fn properties(device: &CudaDevice, _ranks: usize) -> Result<Properties, Fault> {
-        device.properties()
+    fn properties(device: &CudaDevice, _ranks: usize, sharing: usize) -> Result<Properties, Fault> {
+        device.properties(sharing)
     }
 
     fn can_access_peer(from: &CudaDevice, to: &CudaDevice) -> Result<bool, Fault> {
