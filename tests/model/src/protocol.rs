@@ -327,7 +327,7 @@ impl<'w> Rendezvous<'w> {
     /// Step 1: `start`.
     pub fn start(&mut self) {
         for r in 0..self.w.signal.len() {
-            if !self.w.planted(Planted::NoPoisonLook) && self.own().poison[r].load(Ordering::Acquire) != failure::NONE {
+            if !self.w.planted(Planted::NoPoisonLook) && self.own().poison[r].load(Ordering::Relaxed) != failure::NONE {
                 self.ok = false;
                 self.fail(failure::POISONED, r);
             }
@@ -339,9 +339,6 @@ impl<'w> Rendezvous<'w> {
             for p in (0..self.a.ranks).filter(|p| *p != self.a.rank) {
                 self.send_record(p);
             }
-        }
-        if self.a.strict {
-            self.expect_all(false);
         }
     }
 
@@ -402,7 +399,7 @@ impl<'w> Rendezvous<'w> {
     /// Step 4: `finish`.
     pub fn finish(&self) {
         let own = &self.own().domains[self.a.domain];
-        let others = own.ticket.fetch_add(1, Ordering::AcqRel);
+        let others = if self.b.blocks > 1 { own.ticket.fetch_add(1, Ordering::AcqRel) } else { 0 };
         if self.w.planted(Planted::EarlyEpoch) && others == 0 {
             own.epoch.write(self.epoch);
         }
@@ -450,15 +447,26 @@ impl<'w> Rendezvous<'w> {
         if self.w.planted(Planted::NoRecordWait) {
             return self.join(true);
         }
-        self.wait_for(who, |me, p| match me.look_at_record(p) {
-            Arrival::Absent => Look::NotYet,
-            Arrival::Agrees => Look::There,
-            Arrival::Gone if !sources || me.w.planted(Planted::GoneAgrees) => Look::There,
-            Arrival::Gone | Arrival::Differs => {
-                me.fail(failure::MISMATCH, p);
-                Look::Failed
+        // Strict: for everybody's first.
+        for strict in [true, false] {
+            if strict && !self.a.strict {
+                continue;
             }
-        })
+            let sources = sources && !strict;
+            self.wait_for(
+                |p| strict || who(p),
+                |me, p| match me.look_at_record(p) {
+                    Arrival::Absent => Look::NotYet,
+                    Arrival::Agrees => Look::There,
+                    Arrival::Gone if !sources || me.w.planted(Planted::GoneAgrees) => Look::There,
+                    Arrival::Gone | Arrival::Differs => {
+                        me.fail(failure::MISMATCH, p);
+                        Look::Failed
+                    }
+                },
+            );
+        }
+        self.ok
     }
 
     /// `wait_for`: all at once, whatever the order in which they come.
@@ -492,7 +500,7 @@ impl<'w> Rendezvous<'w> {
     fn must_end(&self, polls: u32) -> bool {
         self.a.limit.is_some_and(|limit| polls >= limit)
             || self.w.control[self.world_rank()].abort.load(Ordering::Relaxed) != 0
-            || self.own().poison.iter().any(|p| p.load(Ordering::Acquire) != failure::NONE)
+            || self.own().poison.iter().any(|p| p.load(Ordering::Relaxed) != failure::NONE)
     }
 
     /// `give_up`.
