@@ -392,7 +392,7 @@ impl<B: Backend> Communicator<B> {
     /// [`Error::Busy`] where a stream does not come to rest in time (work of your own in it, say); the
     /// communicator then stays poisoned, and `reset` can be called again.
     pub fn reset(&self) -> Result<()> {
-        let _turn = lock(&self.shared.turn);
+        let _turn = self.shared.turn();
         self.shared.reset()
     }
 
@@ -403,7 +403,7 @@ impl<B: Backend> Communicator<B> {
 
     fn launch<'a>(&self, prepared: &[Prepared], owners: impl Iterator<Item = View<B>>) -> Result<InFlight<'a, B>> {
         let busy = non_empty(prepared);
-        let _turn = lock(&self.shared.turn);
+        let _turn = self.shared.turn();
         let mut flight = InFlight::new(self.shared.clone(), owners.map(|v| v.memory).collect(), PhantomData);
         match raw::enqueue_owned(&self.shared, &busy, flight.launches()) {
             Ok(()) => Ok(flight),
@@ -434,7 +434,7 @@ impl<B: Backend> Communicator<B> {
         }
         let busy = non_empty(prepared);
         busy.iter().try_for_each(|one| raw::check_memory(&self.shared, one))?;
-        let _turn = lock(&self.shared.turn);
+        let _turn = self.shared.turn();
         let mut launched = Launched { shared: self.shared.clone(), launches: SmallVec::new() };
         // SAFETY: the caller's promise.
         let outcome =
@@ -713,6 +713,11 @@ impl<B: Backend> Shared<B> {
     }
 
     /// The rank's state, if the communicator takes work.
+    /// See the field.
+    pub(crate) fn turn(&self) -> MutexGuard<'_, ()> {
+        lock(&self.turn)
+    }
+
     pub(crate) fn begin(&self, rank: usize) -> Result<MutexGuard<'_, RankState<B>>> {
         // Before the lock: to tell what the others did last, it takes theirs.
         self.notice_failures();

@@ -10,6 +10,7 @@ use crate::{
     backend::Backend,
     communicator::{Launch, Launched, Shared},
     error::Result,
+    raw,
 };
 
 /// What was captured on some ranks' streams. It keeps the communicator alive.
@@ -27,7 +28,7 @@ impl<B: Backend> Graph<B> {
         calls: impl FnOnce() -> Result<()>,
     ) -> Result<Self> {
         for (rank, stream) in ranks {
-            crate::raw::check_stream(shared, "capture", *rank, stream)?;
+            raw::check_stream(shared, "capture", *rank, stream)?;
         }
         let mut outcome = Ok(());
         let mut begun = 0;
@@ -61,6 +62,8 @@ impl<B: Backend> Graph<B> {
     /// # Safety
     /// As for the calls that were captured, each time.
     pub unsafe fn launch(&self) -> Result<Launched<B>> {
+        // As every call that launches all ranks; those of one rank do not take it.
+        let _turn = (self.ranks.len() == self.shared.ranks.len()).then(|| self.shared.turn());
         let mut launched = Launched { shared: self.shared.clone(), launches: SmallVec::new() };
         for (rank, stream, graph) in &self.ranks {
             // SAFETY: the caller's promise.
@@ -87,25 +90,8 @@ impl<B: Backend> Graph<B> {
         unsafe { B::launch_graph(stream, graph) }.map_err(fault)?;
         let call = state.next_call;
         state.next_call += 1;
-        let event = match B::record(stream) {
-            Ok(event) => event,
-            Err(f) => {
-                state.lost = true;
-                drop(state);
-                let error = fault(f);
-                shared.abort(error.clone());
-                return Err(error);
-            }
-        };
-        state.last = Some((stream.clone(), event.clone()));
-        Ok(Launch {
-            rank,
-            call,
-            event: Some(event),
-            generation: shared.generation(),
-            limit: shared.limit,
-            replay: true,
-        })
+        let event = Some(raw::mark_end(shared, rank, state, stream)?);
+        Ok(Launch { rank, call, event, generation: shared.generation(), limit: shared.limit, replay: true })
     }
 }
 

@@ -3,7 +3,7 @@
 
 #![allow(unsafe_code)]
 
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 
 use smallvec::SmallVec;
 
@@ -11,7 +11,7 @@ use crate::{
     abi::{Arguments, form, hash},
     backend::{Backend, Unfit},
     collective::Prepared,
-    communicator::{Launch, Shared},
+    communicator::{Launch, RankState, Shared},
     error::{Error, Result},
     plan::request::Collective,
     rank::Rank,
@@ -137,37 +137,32 @@ pub(crate) unsafe fn enqueue<B: Backend>(
     }
     state.next_call += 1;
     state.remember(call, prepared);
-    if captured {
-        // It has not run, and may run any number of times: `Graph` waits for those.
-        return Ok(Launch {
-            rank: *rank,
-            call,
-            event: None,
-            generation: shared.generation(),
-            limit: prepared.limit,
-            replay: false,
-        });
-    }
-    let event = match B::record(stream) {
-        Ok(event) => event,
+    // What was captured has not run, and may run any number of times: `Graph` waits for those.
+    let event = if captured { None } else { Some(mark_end(shared, *rank, state, stream)?) };
+    Ok(Launch { rank: *rank, call, event, generation: shared.generation(), limit: prepared.limit, replay: false })
+}
+
+/// The point behind what was just launched on `stream`, for whoever waits and for the rank's next launch.
+pub(crate) fn mark_end<B: Backend>(
+    shared: &Shared<B>,
+    rank: usize,
+    mut state: MutexGuard<'_, RankState<B>>,
+    stream: &B::Stream,
+) -> Result<B::Event> {
+    match B::record(stream) {
+        Ok(event) => {
+            state.last = Some((stream.clone(), event.clone()));
+            Ok(event)
+        }
         // A kernel runs whose end cannot be known: nothing it may touch is ever given back or reused.
-        Err(f) => {
+        Err(fault) => {
             state.lost = true;
             drop(state);
-            let error = fault(f);
+            let error = shared.driver_error(rank, fault);
             shared.abort(error.clone());
-            return Err(error);
+            Err(error)
         }
-    };
-    state.last = Some((stream.clone(), event.clone()));
-    Ok(Launch {
-        rank: *rank,
-        call,
-        event: Some(event),
-        generation: shared.generation(),
-        limit: prepared.limit,
-        replay: false,
-    })
+    }
 }
 
 /// A group of one rank.

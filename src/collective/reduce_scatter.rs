@@ -219,9 +219,14 @@ impl ReduceScatter {
                 axis: cut.axis,
                 partition: cut.partition.clone(),
                 output: self.output(dtype),
-                factor: if dtype == DType::F64 { self.factor } else { f64::from(self.factor as f32) },
+                factor: self.factor_in(dtype),
             },
         }
+    }
+
+    /// The factor as the accumulator of `dtype` holds it.
+    fn factor_in(&self, dtype: DType) -> f64 {
+        if dtype == DType::F64 { self.factor } else { f64::from(self.factor as f32) }
     }
 
     fn output(&self, dtype: DType) -> DType {
@@ -252,8 +257,7 @@ impl ReduceScatter {
                 "{asked} is not offered: f16, bf16 and f32 become each other, f64 stays f64, integers have no epilogue"
             ));
         }
-        let factor = if dtype == DType::F64 { self.factor } else { f64::from(self.factor as f32) };
-        if !factor.is_finite() {
+        if !self.factor_in(dtype).is_finite() {
             let expected = format!("a finite number in the accumulator of {dtype}");
             return Err(invalid(OPERATION, None, "factor", expected, self.factor));
         }

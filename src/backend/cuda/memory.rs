@@ -62,13 +62,18 @@ impl Pool {
         if granted.contains(&device) {
             return Ok(());
         }
-        let access =
-            PoolAccess { location: MemoryLocation { kind: driver::ON_DEVICE, id: device }, flags: driver::READ_WRITE };
-        // SAFETY: one description of the driver's layout.
-        unsafe { call!(cuMemPoolSetAccess(self.pool, (&raw const access).cast(), 1))? };
+        let_in(self.pool, device)?;
         granted.push(device);
         Ok(())
     }
+}
+
+/// Lets kernels of `device` touch what comes from `pool`, which the driver gave or named.
+fn let_in(pool: sys::CUmemoryPool, device: sys::CUdevice) -> Result<(), Fault> {
+    let location = MemoryLocation { kind: driver::ON_DEVICE, id: device };
+    let access = PoolAccess { location, flags: driver::READ_WRITE };
+    // SAFETY: one description of the driver's layout.
+    unsafe { call!(cuMemPoolSetAccess(pool, (&raw const access).cast(), 1)) }
 }
 
 pub(super) fn allocate(device: &CudaDevice, bytes: usize) -> Result<u64, Fault> {
@@ -196,12 +201,7 @@ pub(super) fn check(device: &CudaDevice, peers: &[&CudaDevice], address: u64, by
         return Ok(());
     }
     for (peer, other) in peers.iter().enumerate().filter(|(_, other)| **other != device) {
-        let access = PoolAccess {
-            location: MemoryLocation { kind: driver::ON_DEVICE, id: other.handle() },
-            flags: driver::READ_WRITE,
-        };
-        // SAFETY: the pool is the one that the driver named; one description of the driver's layout.
-        unsafe { call!(cuMemPoolSetAccess(known.pool as sys::CUmemoryPool, (&raw const access).cast(), 1)) }
+        let_in(known.pool as sys::CUmemoryPool, other.handle())
             .map_err(|fault| Unfit::Unreachable { peer, reason: format!("{}: {}", fault.call, fault.name) })?;
     }
     Ok(())
