@@ -148,6 +148,42 @@ fn a_capture_refuses_to_wait_for_another_stream() {
     assert!(matches!(refused, Some(Error::Busy { .. })), "{refused:?}");
 }
 
+/// A graph of all ranks on one thread and calls on another: neither goes between the other's ranks.
+#[rstest]
+fn replays_and_calls_of_two_threads_take_turns() {
+    needs_device!(4);
+    if !has_graphs() {
+        return;
+    }
+    let comm = communicator::<B>(4);
+    let streams = streams(&comm);
+    let data: Vec<_> = (0..4).map(|r| comm.buffer_from(r, &[r as u32; 100]).expect("buffer")).collect();
+    let others: Vec<_> = (0..4).map(|r| comm.buffer_from(r, &[r as u32; 100]).expect("buffer")).collect();
+    let raw = |buffers: &[crossccl::Buffer<B, u32>]| -> Vec<RawRank> {
+        buffers.iter().map(|b| RawRank::new(b.address(), b.address())).collect()
+    };
+    let (captured, called) = (raw(&data), raw(&others));
+    // SAFETY: the buffers live until after the last wait.
+    let graph =
+        unsafe { comm.capture(&streams, || comm.broadcast_raw(&captured, &streams, 100, DType::U32, 1)?.wait()) };
+    let graph = graph.expect("graph");
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            for _ in 0..2000 {
+                // SAFETY: as above.
+                unsafe { graph.launch() }.expect("launch").wait().expect("outcome");
+            }
+        });
+        for _ in 0..2000 {
+            // SAFETY: as above.
+            let one = unsafe { comm.broadcast_raw(&called, &streams, 100, DType::U32, 2) };
+            one.expect("launch").wait().expect("outcome");
+        }
+    });
+    assert!(data.iter().all(|b| b.to_vec().expect("read") == [1; 100]));
+    assert!(others.iter().all(|b| b.to_vec().expect("read") == [2; 100]));
+}
+
 /// What fails inside ends the capture on every stream.
 #[rstest]
 fn an_error_inside_ends_the_capture() {

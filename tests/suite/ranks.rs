@@ -178,6 +178,20 @@ fn c9_ranks_may_share_a_device_if_asked_for() {
     assert!(buffers.iter().all(|b| b.to_vec().expect("read") == [1; 10]));
 }
 
+/// As many ranks as are asked for, on as many devices as there are.
+#[rstest]
+fn ranks_beyond_the_devices_share_them() {
+    needs_device!(5);
+    let comm = Communicator::<B>::builder_for_ranks(5).build().expect("communicator");
+    let devices = B::device_count().expect("devices");
+    for rank in 0..5 {
+        assert_eq!(B::ordinal(&B::device_of(comm.stream(rank).expect("a rank"))), rank % devices);
+    }
+    let mut buffers: Vec<_> = (0..5).map(|r| comm.buffer_from(r, &[r as u8; 10]).expect("buffer")).collect();
+    comm.broadcast_in_place(&mut buffers, 4).expect("launch").wait().expect("outcome");
+    assert!(buffers.iter().all(|b| b.to_vec().expect("read") == [4; 10]));
+}
+
 /// Two communicators on the same devices and streams.
 #[rstest]
 fn two_communicators_on_the_same_devices() {
