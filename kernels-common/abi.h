@@ -36,6 +36,10 @@ enum Collective : uint32_t { kBroadcast = 1, kReduceScatter = 2 };
 // and a result of the type named.
 enum Form : uint32_t { kPlain = 0, kToF16 = 1, kToBF16 = 2, kToF32 = 3, kToF64 = 4 };
 
+// How far a launch may overlap with its neighbours in the stream, where a target can. Every launch waits for the one
+// before it, whose launch epoch it reads; so does the last of these, which exists for its name alone.
+enum Overlap : uint64_t { kNoOverlap = 0, kReleaseAtEnd = 1, kReleaseAtBeginning = 2, kReleaseAtEndWithoutWait = 3 };
+
 // Why a rank failed. The value is stored last, with release, into the status record and the
 // poison words.
 enum FailureKind : uint32_t {
@@ -129,6 +133,7 @@ struct Arguments {
   uint32_t form;      // Form
   uint64_t residual;  // of the output's shape and type; 0 where there is none
   uint64_t factor;    // bits of an f64; the accumulator holds it exactly
+  uint64_t overlap;   // Overlap
 };
 
 CROSSCCL_DEVICE constexpr uint64_t lines(uint64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }

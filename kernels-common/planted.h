@@ -23,6 +23,7 @@ enum Planted : uint32_t {
   kHashAlone = 14,        // records are compared by their hash alone
   kRoundedEarly = 15,     // a sum is rounded before its residual is added
   kRelaxedPoll = 16,      // flags are loaded without acquire
+  kNoPreviousWait = 17,   // a launch that overlaps with the one before does not wait for it (scripts/check-ptx finds it)
 };
 
 CROSSCCL_DEVICE constexpr bool planted(Planted bug) { return CROSSCCL_PLANTED == bug; }

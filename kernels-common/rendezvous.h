@@ -1,6 +1,6 @@
 // How ranks meet. Every kernel is written in these steps:
 //
-//   1. start     read my launch epoch, look for poison, send my record to all peers (not waiting)
+//   1. start     wait for the launch before, read my launch epoch, look for poison, send my record to all peers (not waiting)
 //   2. expect    wait for the records of the ranks that I depend on, compare them with mine
 //   3. signal / await    block flags, one sequence number per round
 //   4. finish    the last block of the launch advances epoch and sequence
@@ -52,8 +52,13 @@ struct Rendezvous {
 
   CROSSCCL_METHOD Rendezvous(const Arguments& arguments, const Block& block)
       : a(arguments), b(block), layout(signal_layout(a.world, a.domains, a.max_blocks)),
-        own{(uint8_t*)a.signal[a.rank], layout}, epoch(load_relaxed(own.epoch(a.domain)) + 1),
-        sequence(load_relaxed(own.sequence(a.domain))), ok(true) {}
+        own{(uint8_t*)a.signal[a.rank], layout}, ok(true) {
+    // The launch before this one raises the epoch, and wrote what the peers read as soon as my record is there.
+    if (!planted(kNoPreviousWait)) await_previous();
+    if (a.overlap == kReleaseAtBeginning) release_next();
+    epoch = load_relaxed(own.epoch(a.domain)) + 1;
+    sequence = load_relaxed(own.sequence(a.domain));
+  }
 
   CROSSCCL_METHOD Signal peer(uint32_t p) const { return Signal{(uint8_t*)a.signal[p], layout}; }
   CROSSCCL_METHOD Control* control() const { return (Control*)a.control; }
@@ -119,6 +124,7 @@ struct Rendezvous {
   CROSSCCL_METHOD void finish() {
     b.sync();
     if (b.thread != 0) return;
+    if (a.overlap != kNoOverlap) release_next();
     // One block has nobody to wait for.
     const uint64_t others = b.blocks > 1 ? add_ticket(own.ticket(a.domain)) : 0;
     if (planted(kEarlyEpoch) && others == 0) store_relaxed(own.epoch(a.domain), epoch);

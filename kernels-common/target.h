@@ -27,6 +27,11 @@
 //   bool     claim(uint64_t* word, uint64_t value)        0 -> value, true for the one winner
 //   uint64_t add_ticket(uint64_t* word)                   old value, acquire and release
 //
+// The launches before and behind this one in the stream, on targets that start a launch before the one before it is
+// over (nothing elsewhere)
+//   void await_previous()      that one is complete and what it wrote is seen; to be called before anything is read
+//   void release_next()        the next may start. It waits in turn, so this is never too early
+//
 // Vectors
 //   kBatch<T, N>               vectors of T that a thread reduces over N ranks at a time (0: the number is not
 //                              known): what its registers, or its nearest cache, hold

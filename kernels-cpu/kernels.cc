@@ -78,6 +78,10 @@ uint64_t crossccl_cpu_probe(uint32_t what, uint64_t x, uint32_t y, uint32_t z) {
     case 28: return kToBF16;
     case 29: return kToF32;
     case 35: return kToF64;
+    case 36: return offsetof(Arguments, overlap);
+    case 37: return kReleaseAtEnd;
+    case 38: return kReleaseAtBeginning;
+    case 39: return kReleaseAtEndWithoutWait;
     case 30: return signal_layout(uint32_t(x), y, z).cause;
     case 31: return signal_layout(uint32_t(x), y, z).probe;
     case 32: return signal_layout(uint32_t(x), y, z).domain;

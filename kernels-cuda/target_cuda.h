@@ -78,6 +78,19 @@ CROSSCCL_DEVICE uint64_t add_ticket(uint64_t* p) {
   return old;
 }
 
+// Of a launch with the attribute (programmatic dependent launch); without it, and on older devices, nothing. The host
+// sets it only for code in which the wait is.
+CROSSCCL_DEVICE void await_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+CROSSCCL_DEVICE void release_next() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 constexpr bool kUnalignedVectors = false;
 // A thread has as many loads in flight as there are ranks anyway. More would be 32 accumulators for bytes, and
 // at 8 ranks, or narrow types over a number of ranks that is not known, come near the limit of registers.

@@ -51,6 +51,7 @@ pub struct Arguments {
     pub(crate) form: u32,
     pub(crate) residual: u64,
     pub(crate) factor: u64,
+    pub(crate) overlap: u64,
 }
 
 impl Default for Arguments {
@@ -87,6 +88,7 @@ impl Default for Arguments {
             form: form::PLAIN,
             residual: 0,
             factor: 0,
+            overlap: 0,
         }
     }
 }
@@ -160,7 +162,10 @@ mod tests {
     use super::*;
     use crate::{
         backend::cpu::driver::probe,
-        plan::chunk::{balanced, chunk},
+        plan::{
+            Overlap,
+            chunk::{balanced, chunk},
+        },
         signal::SignalLayout,
     };
 
@@ -196,6 +201,10 @@ mod tests {
             (28, u64::from(form::TO_BF16), "kToBF16"),
             (29, u64::from(form::TO_F32), "kToF32"),
             (35, u64::from(form::TO_F64), "kToF64"),
+            (36, offset_of!(Arguments, overlap) as u64, "Arguments::overlap"),
+            (37, Overlap::AtEnd as u64, "kReleaseAtEnd"),
+            (38, Overlap::AtBeginning as u64, "kReleaseAtBeginning"),
+            (39, Overlap::AtEndWithoutWait as u64, "kReleaseAtEndWithoutWait"),
         ];
         for (what, value, name) in expected {
             assert_eq!(probe(*what, 0, 1, 0), *value, "{name}");

@@ -214,6 +214,7 @@ fn arguments<B: Backend>(shared: &Shared<B>, prepared: &Prepared, call: u64) -> 
         segment: plan.segment,
         payload_half: shared.facts.payload_half,
         rounds: plan.rounds,
+        overlap: plan.overlap as u64,
         ..Arguments::default()
     };
     for (slot, peer) in a.signal.iter_mut().zip(&shared.ranks[first..first + group_size]) {

@@ -20,8 +20,8 @@ use std::{
 };
 
 use crossccl::{
-    Algorithm, Backend, BackendKind, Broadcast, Buffer, Communicator, Cuda, DType, Error, Rank, RawRank, ReduceOp,
-    ReduceScatter,
+    Algorithm, Backend, BackendKind, Broadcast, Buffer, Communicator, Cuda, DType, Error, Overlap, Rank, RawRank,
+    ReduceOp, ReduceScatter,
 };
 
 /// In the environment of a process that runs a test's body: the test.
@@ -862,4 +862,33 @@ fn h6_kernels_that_are_not_built_for_the_device() {
         let Err(Error::Driver { call: "cuModuleLoadData", name, .. }) = outcome else { panic!("{outcome:?}") };
         assert!(name.starts_with("CUDA_ERROR_NO_BINARY_FOR_GPU; the device Stand-in 0 is of compute capability 9.0, the driver of CUDA 13.0, the kernels are built for "), "{name}");
     });
+}
+
+/// Launches that may start before the one before them is over: only where it was asked for, each rank has a device, and
+/// the code that the driver took waits. (The stand-in ends the process for code that does not.)
+#[test]
+fn launches_overlap_where_their_code_waits() {
+    let variants: [(&[(&str, &str)], &str); 4] = [
+        (&[("STANDIN_DEVICES", "2")], "overlapping 4"),
+        // The driver made the code of older PTX.
+        (&[("STANDIN_DEVICES", "2"), ("STANDIN_PTX_VERSION", "80")], "overlapping 0"),
+        (&[("STANDIN_DEVICES", "2"), ("STANDIN_CAPABILITY", "8")], "overlapping 0"),
+        (&[("STANDIN_DEVICES", "1")], "overlapping 0"),
+    ];
+    for (machine, expected) in variants {
+        let said = alone(machine, || {
+            let comm =
+                Communicator::<Cuda>::builder_for_ranks(2).timeout(Duration::from_secs(20)).build().expect("ranks");
+            let mut data = [0, 1].map(|r| comm.buffer_from(r, &[r as u32; 100]).expect("buffer"));
+            for overlap in [Overlap::Off, Overlap::AtEnd, Overlap::AtBeginning] {
+                let what = Broadcast::from_root(1).overlap(overlap);
+                comm.broadcast_in_place(&mut data, what).expect("launch").wait().expect("outcome");
+            }
+            assert_eq!(data[0].to_vec().expect("read"), [1; 100]);
+            // SAFETY: as the stand-in declares it.
+            let count = unsafe { StandIn::new().get::<unsafe extern "C" fn() -> c_int>("standin_overlapping")() };
+            println!("overlapping {count}");
+        });
+        assert!(said.contains(expected), "{machine:?}: {said}");
+    }
 }

@@ -16,9 +16,9 @@ use crate::{
     dtype::DType,
     error::{Error, Result},
     plan::{
-        Algorithm, Plan,
+        Plan,
         request::Request,
-        select::{NoPlan, select},
+        select::{NoPlan, Wishes, select},
     },
     rank::Rank,
     raw::RawRank,
@@ -39,8 +39,7 @@ pub enum Agreement {
 /// Options that every collective has.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Options {
-    pub(crate) algorithm: Algorithm,
-    pub(crate) max_blocks: Option<u32>,
+    pub(crate) wishes: Wishes,
     /// `Some(None)`: no limit.
     pub(crate) timeout: Option<Option<Duration>>,
     pub(crate) agreement: Option<Agreement>,
@@ -53,13 +52,20 @@ macro_rules! option_setters {
     () => {
         /// Forces an algorithm. Default: the planner chooses.
         pub fn algorithm(mut self, algorithm: crate::plan::Algorithm) -> Self {
-            self.options.algorithm = algorithm;
+            self.options.wishes.algorithm = algorithm;
             self
         }
 
         /// The most blocks of each rank's launch; from 1 to the communicator's own limit.
         pub fn max_blocks(mut self, blocks: u32) -> Self {
-            self.options.max_blocks = Some(blocks);
+            self.options.wishes.max_blocks = Some(blocks);
+            self
+        }
+
+        /// How far the launches may overlap with their neighbours in the stream. Default: not at all. Two
+        /// communicators that share devices must not both use it: their early launches could keep out each other's.
+        pub fn overlap(mut self, overlap: crate::plan::Overlap) -> Self {
+            self.options.wishes.overlap = overlap;
             self
         }
 
@@ -158,13 +164,13 @@ impl Options {
     /// Chooses the plan and checks the options that belong to it.
     fn plan<B: Backend>(&self, shared: &Shared<B>, request: &Request) -> Result<Plan> {
         let most = shared.facts.max_blocks;
-        if let Some(blocks) = self.max_blocks.filter(|b| *b == 0 || *b > most) {
+        if let Some(blocks) = self.wishes.max_blocks.filter(|b| *b == 0 || *b > most) {
             return Err(invalid(request.name(), None, "max_blocks", format!("1 to {most}"), blocks));
         }
         if self.timeout.flatten().is_some_and(|t| t.is_zero()) {
             return Err(invalid(request.name(), None, "timeout", "more than zero (or no_timeout)", "0 s"));
         }
-        let plan = select(request, self.algorithm, self.max_blocks, &shared.facts)
+        let plan = select(request, self.wishes, &shared.facts)
             .map_err(|NoPlan(what)| Error::Unsupported { operation: request.name(), what })?;
         tracing::debug!(target: "crossccl", %plan, ranks = request.ranks, bytes = request.bytes(), "plan");
         Ok(plan)

@@ -121,10 +121,12 @@ impl<B: Backend> Builder<B> {
         self.check_own_objects(&devices, needed)?;
 
         let mut shared = Vec::with_capacity(ranks);
+        let mut apart = true;
         let (mut default_blocks, mut resident, mut tile, mut coherent) = (self.max_blocks, Resident::UNKNOWN, 0, true);
         for (rank, device) in devices.iter().enumerate() {
             let error = |f| driver_error::<B>(device, rank, f);
             let sharing = devices.iter().filter(|d| *d == device).count() as u32;
+            apart &= sharing == 1;
             let properties = B::properties(device, ranks, sharing as usize).map_err(error)?;
             let functions = B::load(device).map_err(error)?;
             for (kernel, function) in Kernel::all().zip(&functions) {
@@ -167,7 +169,7 @@ impl<B: Backend> Builder<B> {
             ranks: shared,
             layout,
             domains: domain_sizes(ranks),
-            facts: Facts { default_blocks, resident, max_blocks: self.max_blocks, payload_half, tile, coherent },
+            facts: Facts { default_blocks, resident, max_blocks: self.max_blocks, payload_half, tile, coherent, apart },
             limit: self.limit,
             agreement: self.agreement,
             turn: Default::default(),

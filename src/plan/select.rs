@@ -74,6 +74,31 @@ impl FromStr for Algorithm {
     }
 }
 
+/// How far a rank's launch may overlap with its neighbours in the stream, where devices can start a launch before the
+/// one before it is over (CUDA from compute capability 9.0 on: programmatic dependent launch). Elsewhere a hint that
+/// the [`Plan`] records, without effect.
+///
+/// A launch waits for the one before it, whatever is said here, before it reads or tells anything. What comes behind it
+/// may start early, if it was launched to do so itself, and sees the outputs once it has waited in turn, which the
+/// kernels of this crate do. Ranks need not agree on it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+#[repr(u8)]
+#[doc(alias = "PDL")]
+pub enum Overlap {
+    /// Neither starts early.
+    #[default]
+    Off = 0,
+    /// Starts early; the next may start when this one's work is done.
+    AtEnd = 1,
+    /// Starts early; the next may start as soon as this one's wait is over. It then waits on the device, where it takes
+    /// room from other streams' work.
+    AtBeginning = 2,
+    /// As [`AtEnd`](Self::AtEnd), and waits all the same: a launch's epoch is the one that the launch before left. Here
+    /// for programs that know four levels.
+    AtEndWithoutWait = 3,
+}
+
 /// What all ranks of a communicator know about it.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
@@ -91,6 +116,8 @@ pub struct Facts {
     pub tile: u64,
     /// Whether ordinary memory is coherent between all devices while kernels run.
     pub coherent: bool,
+    /// Whether each rank has a device of its own.
+    pub apart: bool,
 }
 
 /// Blocks of one launch that run at the same time on every device, divided by the ranks that share it (I6): more would
@@ -136,6 +163,9 @@ pub struct Plan {
     pub rounds: u32,
     /// Bytes of the message per round.
     pub segment: u64,
+    /// Off, whatever was asked for, where two launches of a rank would not fit on its device at the same time or ranks
+    /// share one: a launch that started early would take the place of one that a peer waits for.
+    pub overlap: Overlap,
 }
 
 impl fmt::Display for Plan {
@@ -148,12 +178,16 @@ impl fmt::Display for Plan {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NoPlan(pub(crate) String);
 
-pub(crate) fn select(
-    request: &Request,
-    wanted: Algorithm,
-    max_blocks: Option<u32>,
-    facts: &Facts,
-) -> Result<Plan, NoPlan> {
+/// What a caller may ask for beside the collective itself.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Wishes {
+    pub(crate) algorithm: Algorithm,
+    pub(crate) max_blocks: Option<u32>,
+    pub(crate) overlap: Overlap,
+}
+
+pub(crate) fn select(request: &Request, wishes: Wishes, facts: &Facts) -> Result<Plan, NoPlan> {
+    let Wishes { algorithm: wanted, max_blocks, overlap } = wishes;
     // One stage is right wherever memory is shared, as on the CPU, and for two ranks. The cost
     // model that knows links comes with the backends that have them.
     let algorithm = match (&request.collective, wanted) {
@@ -201,9 +235,10 @@ pub(crate) fn select(
             request.largest_share(),
         ),
     };
-    let cap =
-        max_blocks.unwrap_or(facts.default_blocks).min(facts.max_blocks).min(facts.resident.of(&request.collective));
+    let resident = facts.resident.of(&request.collective);
+    let cap = max_blocks.unwrap_or(facts.default_blocks).min(facts.max_blocks).min(resident);
     let tiles = share.div_ceil(facts.tile).clamp(1, u64::from(cap.max(1)));
+    let overlap = if facts.apart && tiles * 2 <= u64::from(resident) { overlap } else { Overlap::Off };
     let Ok(count) = u32::try_from(rounds.rounds) else {
         return Err(NoPlan(format!(
             "{} bytes need {} rounds through a payload of {} bytes, more than a launch can count; \
@@ -213,7 +248,7 @@ pub(crate) fn select(
             2 * facts.payload_half
         )));
     };
-    Ok(Plan { algorithm, kernel, blocks: tiles as u32, rounds: count, segment: rounds.segment })
+    Ok(Plan { algorithm, kernel, blocks: tiles as u32, rounds: count, segment: rounds.segment, overlap })
 }
 
 #[cfg(test)]
@@ -228,15 +263,37 @@ mod tests {
         payload_half: 1 << 20,
         tile: 16 << 10,
         coherent: true,
+        apart: true,
     };
 
     fn broadcast(ranks: usize, count: u64) -> Request {
         Request { ranks, dtype: DType::U8, count, collective: Collective::Broadcast { root: 0 } }
     }
 
+    fn by(algorithm: Algorithm) -> Wishes {
+        Wishes { algorithm, ..Wishes::default() }
+    }
+
+    fn blocks_of(max_blocks: Option<u32>) -> Wishes {
+        Wishes { max_blocks, ..Wishes::default() }
+    }
+
+    /// Launches overlap only where there is room for two of a rank's, and nobody else's peers are kept out.
+    #[test]
+    fn overlap_needs_room_and_a_device_a_rank() {
+        let chosen = |blocks, facts| {
+            let wishes = Wishes { max_blocks: Some(blocks), overlap: Overlap::AtBeginning, ..Wishes::default() };
+            select(&broadcast(2, 1 << 30), wishes, facts).unwrap().overlap
+        };
+        assert_eq!(chosen(32, &FACTS), Overlap::AtBeginning);
+        assert_eq!(chosen(33, &FACTS), Overlap::Off);
+        assert_eq!(chosen(32, &Facts { apart: false, ..FACTS }), Overlap::Off);
+        assert_eq!(select(&broadcast(2, 1), Wishes::default(), &FACTS).unwrap().overlap, Overlap::Off);
+    }
+
     #[test]
     fn blocks_follow_the_work_up_to_the_cap() {
-        let blocks = |bytes, max| select(&broadcast(2, bytes), Algorithm::Auto, max, &FACTS).unwrap().blocks;
+        let blocks = |bytes, max| select(&broadcast(2, bytes), blocks_of(max), &FACTS).unwrap().blocks;
         assert_eq!(blocks(0, None), 1);
         assert_eq!(blocks(1, None), 1);
         assert_eq!(blocks(16 << 10, None), 1);
@@ -245,28 +302,28 @@ mod tests {
         assert_eq!(blocks(1 << 30, Some(64)), 64);
         assert_eq!(blocks(1 << 30, Some(1)), 1);
         let crowded = Facts { resident: Resident { broadcast: 16, reduce_scatter: 8 }, ..FACTS };
-        let blocks = |max| select(&broadcast(2, 1 << 30), Algorithm::Auto, max, &crowded).unwrap().blocks;
+        let blocks = |max| select(&broadcast(2, 1 << 30), blocks_of(max), &crowded).unwrap().blocks;
         assert_eq!((blocks(None), blocks(Some(64))), (4, 16));
     }
 
     #[test]
     fn rounds_follow_the_payload() {
-        let plan = |bytes| select(&broadcast(4, bytes), Algorithm::TwoStageStaged, None, &FACTS).unwrap();
+        let plan = |bytes| select(&broadcast(4, bytes), by(Algorithm::TwoStageStaged), &FACTS).unwrap();
         assert_eq!((plan(0).rounds, plan(4 << 20).rounds, plan((4 << 20) + 1).rounds), (1, 1, 2));
         assert_eq!(plan(1).algorithm, Algorithm::TwoStageStaged);
         let none = Facts { payload_half: 0, ..FACTS };
-        assert!(select(&broadcast(4, 1), Algorithm::TwoStageStaged, None, &none).is_err());
+        assert!(select(&broadcast(4, 1), by(Algorithm::TwoStageStaged), &none).is_err());
     }
 
     #[test]
     fn what_is_not_built_says_so() {
-        let NoPlan(text) = select(&broadcast(4, 1), Algorithm::LowLatency, None, &FACTS).unwrap_err();
+        let NoPlan(text) = select(&broadcast(4, 1), by(Algorithm::LowLatency), &FACTS).unwrap_err();
         assert!(text.contains("not built yet"), "{text}");
     }
 
     #[test]
     fn two_stage_takes_the_form_that_the_memory_allows() {
-        let chosen = |wanted, facts| select(&broadcast(4, 1), wanted, None, facts).map(|p| p.algorithm);
+        let chosen = |wanted, facts| select(&broadcast(4, 1), by(wanted), facts).map(|p| p.algorithm);
         let apart = Facts { coherent: false, ..FACTS };
         assert_eq!(chosen(Algorithm::TwoStage, &FACTS), Ok(Algorithm::TwoStageDirect));
         assert_eq!(chosen(Algorithm::TwoStage, &apart), Ok(Algorithm::TwoStageStaged));
@@ -275,7 +332,7 @@ mod tests {
 
     #[test]
     fn a_plan_is_one_line() {
-        let plan = select(&broadcast(4, 5 << 20), Algorithm::TwoStageStaged, None, &FACTS).unwrap();
+        let plan = select(&broadcast(4, 5 << 20), by(Algorithm::TwoStageStaged), &FACTS).unwrap();
         assert_eq!(plan.to_string(), "broadcast_two_stage_staged two-stage-staged blocks=4 rounds=2");
     }
 }

@@ -19,6 +19,8 @@
 //   STANDIN_BLOCKS=64           resident blocks of each
 //   STANDIN_VERSION=13000       what cuDriverGetVersion tells
 //   STANDIN_NO_POOLS=1          devices without memory pools
+//   STANDIN_CAPABILITY=8        their major compute capability
+//   STANDIN_PTX_VERSION=80      of the kernels' code
 //   STANDIN_UNREACHABLE=1:2     device 1 has no access to device 2 (a list, with commas)
 //   STANDIN_LOST=1:2            what the self-test writes from device 1 to device 2 never arrives, though device 1 reads
 //                               it back (likewise)
@@ -465,7 +467,7 @@ DRIVER int cuDeviceGetAttribute(int* value, int which, int device) {
   if (device < 0 || device >= m.devices) return kInvalidDevice;
   switch (which) {
     case 16: *value = m.resident; return kSuccess;          // MULTIPROCESSOR_COUNT
-    case 75: *value = 9; return kSuccess;                   // COMPUTE_CAPABILITY_MAJOR
+    case 75: *value = number("STANDIN_CAPABILITY", 9); return kSuccess;  // COMPUTE_CAPABILITY_MAJOR
     case 76: *value = 0; return kSuccess;                   // COMPUTE_CAPABILITY_MINOR
     case 115: *value = m.pools_supported; return kSuccess;  // MEMORY_POOLS_SUPPORTED
     default: misuse("cuDeviceGetAttribute: teach the stand-in the attribute %d", which);
@@ -721,9 +723,9 @@ DRIVER int cuFuncGetAttribute(int* value, int which, void* function) {
   ENTER();
   Function* one = known(m.functions, function, __func__, "function");
   need_current(one->module->context, __func__, "function");
-  if (which != 4) misuse("cuFuncGetAttribute: teach the stand-in the attribute %d", which);  // NUM_REGS
+  if (which != 4 && which != 5) misuse("cuFuncGetAttribute: teach the stand-in the attribute %d", which);
   one->loaded = true;
-  *value = 64;
+  *value = which == 4 ? 64 : number("STANDIN_PTX_VERSION", 90);  // NUM_REGS, PTX_VERSION
   return kSuccess;
 }
 
@@ -826,11 +828,21 @@ DRIVER int cuStreamWaitEvent(void* stream, void* event, unsigned flags) {
   return kSuccess;
 }
 
+// Launches that may start early; they do not here, where a stream is a thread.
+int overlapping = 0;
+
 // With this alignment and these fields in every version.
+struct LaunchAttribute {
+  int id, pad;
+  union {
+    char bytes[64];
+    int overlaps;
+  };
+};
 struct LaunchConfig {
   unsigned grid[3], block[3], shared_bytes;
   void* stream;
-  void* attributes;
+  const LaunchAttribute* attributes;
   unsigned attribute_count;
 };
 
@@ -849,6 +861,12 @@ DRIVER int cuLaunchKernelEx(const LaunchConfig* config, void* function, void** p
   if (config->block[0] != kThreads || config->block[1] != 1 || config->block[2] != 1)
     misuse("%s: a block of %u, %u, %u", name, config->block[0], config->block[1], config->block[2]);
   if (config->shared_bytes) misuse("%s: shared memory", name);
+  if (config->attribute_count) {
+    const LaunchAttribute& one = *config->attributes;
+    if (config->attribute_count != 1 || one.id != 6 || one.overlaps != 1) misuse("%s: a launch attribute of %d", name, one.id);
+    if (number("STANDIN_PTX_VERSION", 90) < 90) misuse("%s: may overlap, and its code does not wait", name);
+    ++overlapping;
+  }
   if (!parameters || !parameters[0] || extra) misuse("%s: without its arguments", name);
 
   auto arguments = std::make_shared<Arguments>(*(const Arguments*)parameters[0]);
@@ -1010,6 +1028,8 @@ DRIVER void* standin_context(int device) {
   m.contexts.insert(one);
   return one;
 }
+
+DRIVER int standin_overlapping() { return overlapping; }
 
 DRIVER int standin_capture_mode() { return capture_mode; }
 

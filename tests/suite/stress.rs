@@ -1,6 +1,6 @@
 //! Many collectives of all kinds queued at once, on the same buffers, with ranks that come late.
 
-use crossccl::{Algorithm, Backend, Broadcast, Communicator, DType, RawRank, ReduceOp, ReduceScatter};
+use crossccl::{Algorithm, Backend, Broadcast, Communicator, DType, Overlap, RawRank, ReduceOp, ReduceScatter};
 use rstest::rstest;
 
 use super::B;
@@ -14,22 +14,24 @@ enum Step {
     ReduceScatter { what: ReduceScatter, op: ReduceOp },
 }
 
-fn step(random: &mut Random, ranks: usize) -> Step {
+fn step(random: &mut Random, ranks: usize, overlaps: &[Overlap]) -> Step {
+    let overlap = overlaps[random.next() as usize % overlaps.len()];
     if random.next().is_multiple_of(2) {
         let root = random.next() as usize % ranks;
         let algorithm = [Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect];
         let what = Broadcast::from_root(root).algorithm(algorithm[random.next() as usize % 3]);
         let blocks = 1 + random.next() as u32 % 8;
-        Step::Broadcast { root, what: what.max_blocks(blocks) }
+        Step::Broadcast { root, what: what.max_blocks(blocks).overlap(overlap) }
     } else {
         let op = [ReduceOp::Sum, ReduceOp::Max, ReduceOp::Average][random.next() as usize % 3];
-        Step::ReduceScatter { what: ReduceScatter::new(op).max_blocks(1 + random.next() as u32 % 8), op }
+        let what = ReduceScatter::new(op).max_blocks(1 + random.next() as u32 % 8);
+        Step::ReduceScatter { what: what.overlap(overlap), op }
     }
 }
 
 /// 64 collectives are enqueued before one check, a rank's launches late now and then; the next 64 go over the
 /// same buffers. A broadcast overwrites all data, a reduce-scatter in place the rank's own part.
-fn run(comm: &Communicator<B>, seed: u64, rounds: usize) {
+fn run(comm: &Communicator<B>, seed: u64, rounds: usize, overlaps: &[Overlap]) {
     let ranks = comm.ranks();
     let mut random = Random(seed);
     let mut state: Vec<Vec<u8>> = (0..ranks).map(|_| random.elements(DType::I32, COUNT)).collect();
@@ -46,7 +48,7 @@ fn run(comm: &Communicator<B>, seed: u64, rounds: usize) {
     for round in 0..rounds {
         let mut launched = Vec::new();
         for _ in 0..64 {
-            match step(&mut random, ranks) {
+            match step(&mut random, ranks, overlaps) {
                 Step::Broadcast { root, what } => {
                     // SAFETY: the buffers live until after the waits.
                     let one = unsafe { comm.broadcast_raw(&raw, &streams, COUNT, DType::I32, what) };
@@ -85,8 +87,27 @@ fn sixty_four_queued_before_a_check(#[values(2, 3, 4, 8)] ranks: usize) {
     let comm = communicator::<B>(ranks);
     let rounds = if B::NAME == "cpu" { 3 } else { 30 };
     for seed in 0..2 {
-        run(&comm, seed, rounds);
+        run(&comm, seed, rounds, &[Overlap::Off]);
     }
+}
+
+/// Case E10: each launch may start before the one whose output is its input is over, by every pair of levels; 10,000
+/// launches in a row, then all of it at random.
+#[rstest]
+fn e10_launches_that_overlap(
+    #[values(2, 4)] ranks: usize,
+    #[values(Overlap::AtEnd, Overlap::AtBeginning, Overlap::AtEndWithoutWait)] overlap: Overlap,
+) {
+    needs_device!(ranks);
+    let comm = communicator::<B>(ranks);
+    let plan = comm.plan_broadcast(COUNT, DType::I32, Broadcast::from_root(0).overlap(overlap)).expect("plan");
+    // Ranks that share a device would keep each other's launches out. Elsewhere, where nothing can overlap, it is noted
+    // down and has no effect.
+    let apart = B::device_count().expect("devices") >= ranks;
+    assert_eq!(plan.overlap, if apart { overlap } else { Overlap::Off });
+    run(&comm, 1, if B::NAME == "cpu" { 2 } else { 160 }, &[overlap]);
+    let all = [Overlap::Off, Overlap::AtEnd, Overlap::AtBeginning, Overlap::AtEndWithoutWait];
+    run(&comm, 2, if B::NAME == "cpu" { 2 } else { 30 }, &all);
 }
 
 /// Case E2: 8 MiB of f16 over two ranks, 64 collectives with changing values queued before all are looked at.

@@ -17,6 +17,9 @@ use crate::plan::Kernel;
 /// More are for callers who ask: two communicators on one device shall fit together.
 const PREFERRED_BLOCKS: usize = 64;
 
+/// Programmatic dependent launch came with this compute capability; kernels-cuda/target_cuda.h waits from it on.
+const OVERLAPPING: c_int = 90;
+
 /// A device of the CUDA backend. Clones, and two that were opened by one ordinal, are the same.
 #[derive(Clone)]
 pub struct CudaDevice {
@@ -38,7 +41,11 @@ struct Inner {
 
 /// A kernel of the CUDA backend.
 #[derive(Clone, Copy, Debug)]
-pub struct CudaFunction(pub(super) sys::CUfunction);
+pub struct CudaFunction {
+    pub(super) handle: sys::CUfunction,
+    /// Whether its code waits for the launch before it: only then may it be started before that one is over.
+    pub(super) overlaps: bool,
+}
 
 // SAFETY: handles of the driver, which may be used from any thread.
 unsafe impl Send for CudaFunction {}
@@ -175,11 +182,12 @@ impl CudaDevice {
         let Some(image) = images::IMAGE else {
             return Err(Fault::new("load", 0, "this build has no kernels (CROSSCCL_KERNELS=off); build without it"));
         };
+        let new = self.capability()? >= OVERLAPPING;
         let mut module = std::ptr::null_mut();
         // SAFETY: the image is one of nvcc's, whole, aligned, and stays as long as the process.
         let loaded = unsafe { call!(cuModuleLoadData(&raw mut module, image.as_ptr().cast())) };
         loaded.map_err(|fault| self.not_loaded(fault))?;
-        let functions = Kernel::all().map(|kernel| find(module, kernel)).collect::<Result<Vec<_>, Fault>>();
+        let functions = Kernel::all().map(|kernel| find(module, kernel, new)).collect::<Result<Vec<_>, Fault>>();
         let functions = functions.inspect_err(|_| {
             // SAFETY: loaded above; nothing of it was launched.
             let _ = unsafe { call!(cuModuleUnload(module)) };
@@ -212,7 +220,7 @@ impl CudaDevice {
         unsafe {
             call!(cuOccupancyMaxActiveBlocksPerMultiprocessor(
                 &raw mut blocks,
-                function.0,
+                function.handle,
                 images::THREADS as c_int,
                 0
             ))?;
@@ -226,29 +234,35 @@ impl CudaDevice {
     }
 }
 
-fn find(module: sys::CUmodule, kernel: Kernel) -> Result<CudaFunction, Fault> {
+/// `new`: whether the device can start launches before the one before them is over.
+fn find(module: sys::CUmodule, kernel: Kernel, new: bool) -> Result<CudaFunction, Fault> {
     let name = kernel.name();
     let fault = |fault: Fault| Fault { name: format!("{} for the kernel {name}", fault.name), ..fault };
     let symbol = CString::new(name.as_str()).map_err(|e| Fault::new("load", 0, e.to_string()))?;
     let mut function = std::ptr::null_mut();
     // SAFETY: locals; the module is loaded.
     unsafe { call!(cuModuleGetFunction(&raw mut function, module, symbol.as_ptr())) }.map_err(fault)?;
-    touch(function).map_err(fault)
+    touch(function).map_err(fault)?;
+    // Code that the driver made of older PTX has no wait in it, whatever the device.
+    let overlaps =
+        new && asked(function, sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_PTX_VERSION).map_err(fault)? >= OVERLAPPING;
+    Ok(CudaFunction { handle: function, overlaps })
+}
+
+fn asked(function: sys::CUfunction, which: sys::CUfunction_attribute) -> Result<c_int, Fault> {
+    let mut answer = 0;
+    // SAFETY: the function is one of a loaded module; a local.
+    unsafe { call!(cuFuncGetAttribute(&raw mut answer, which, function))? };
+    Ok(answer)
 }
 
 /// Loads the function now, whatever `CUDA_MODULE_LOADING` says.
-fn touch(function: sys::CUfunction) -> Result<CudaFunction, Fault> {
+fn touch(function: sys::CUfunction) -> Result<(), Fault> {
     match driver::driver()?.func_load {
         // SAFETY: the function is one of a loaded module.
-        Some(load) => driver::check("cuFuncLoad", unsafe { load(function) })?,
-        None => {
-            let mut registers = 0;
-            let which = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_NUM_REGS;
-            // SAFETY: as above; a local.
-            unsafe { call!(cuFuncGetAttribute(&raw mut registers, which, function))? };
-        }
+        Some(load) => driver::check("cuFuncLoad", unsafe { load(function) }),
+        None => asked(function, sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_NUM_REGS).map(drop),
     }
-    Ok(CudaFunction(function))
 }
 
 impl PartialEq for CudaDevice {

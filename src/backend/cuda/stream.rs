@@ -13,7 +13,7 @@ use super::{
     driver::{self, call, sys},
     images,
 };
-use crate::abi::Arguments;
+use crate::{abi::Arguments, plan::Overlap};
 
 /// A stream of the CUDA backend: one of ours, or the engine's.
 #[derive(Clone)]
@@ -101,6 +101,12 @@ impl CudaStream {
     pub(super) fn launch(&self, function: CudaFunction, blocks: u32, arguments: &Arguments) -> Result<(), Fault> {
         let stream = self.here()?;
         let _current = self.inner.device.enter()?;
+        let mut attribute = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let overlaps = function.overlaps && arguments.overlap != Overlap::Off as u64;
         let config = sys::CUlaunchConfig {
             gridDimX: blocks,
             gridDimY: 1,
@@ -110,12 +116,14 @@ impl CudaStream {
             blockDimZ: 1,
             sharedMemBytes: 0,
             hStream: stream,
-            attrs: std::ptr::null_mut(),
-            numAttrs: 0,
+            attrs: &raw mut attribute,
+            numAttrs: overlaps.into(),
         };
         let mut parameters = [std::ptr::from_ref(arguments).cast_mut().cast()];
         // SAFETY: every kernel takes one `Arguments` by value, which the driver copies.
-        unsafe { call!(cuLaunchKernelEx(&raw const config, function.0, parameters.as_mut_ptr(), std::ptr::null_mut())) }
+        unsafe {
+            call!(cuLaunchKernelEx(&raw const config, function.handle, parameters.as_mut_ptr(), std::ptr::null_mut()))
+        }
     }
 
     /// # Safety
