@@ -3,7 +3,10 @@
 use std::{fmt, marker::PhantomData, ops::Range, sync::Arc};
 
 use crate::{
-    backend::{Backend, Fault, MemoryKind, memory::Allocation},
+    backend::{
+        Backend, Fault, MemoryKind,
+        memory::{Allocation, Writing},
+    },
     dtype::{DType, Element},
     error::{Error, Result},
 };
@@ -62,7 +65,7 @@ impl<B: Backend, T: Element> Buffer<B, T> {
     pub fn write_at(&mut self, start: usize, elements: &[T]) -> Result<()> {
         self.check_range(&(start..start.saturating_add(elements.len())))?;
         self.check_borrow("buffer write")?;
-        self.check_flight("buffer write")?;
+        let _writing = self.check_flight("buffer write")?;
         let bytes = bytemuck::cast_slice(elements);
         self.memory.write(&self.stream, start * size_of::<T>(), bytes).map_err(|f| self.driver_error(f))
     }
@@ -148,7 +151,7 @@ impl<B: Backend, T> Buffer<B, T> {
     /// As for [`write`](Self::write).
     pub fn write_bytes(&mut self, bytes: &[u8]) -> Result<()> {
         self.check("buffer write", bytes.len())?;
-        self.check_flight("buffer write")?;
+        let _writing = self.check_flight("buffer write")?;
         self.memory.write(&self.stream, 0, bytes).map_err(|f| self.driver_error(f))
     }
 
@@ -169,7 +172,7 @@ impl<B: Backend, T> Buffer<B, T> {
     /// [`Error::Busy`] while a failed collective may still use the buffer.
     pub fn fill_bytes(&mut self, byte: u8) -> Result<()> {
         self.check("buffer fill", self.size_in_bytes())?;
-        self.check_flight("buffer fill")?;
+        let _writing = self.check_flight("buffer fill")?;
         self.memory.fill(&self.stream, byte).map_err(|f| self.driver_error(f))
     }
 
@@ -237,16 +240,14 @@ impl<B: Backend, T> Buffer<B, T> {
         Ok(())
     }
 
-    /// Borrows keep writes away from a collective in flight, but not once its handle was leaked: peers
+    /// Borrows keep writes away from a collective in flight, but not from a replay, nor once a handle was leaked: peers
     /// may read the memory then, and the stream orders the own rank's work only.
-    fn check_flight(&self, operation: &'static str) -> Result<()> {
-        if self.memory.is_in_flight() {
-            return Err(Error::Busy {
-                operation,
-                what: "a collective whose handle was leaked without a wait may still use the buffer".into(),
-            });
-        }
-        Ok(())
+    fn check_flight(&self, operation: &'static str) -> Result<Writing<'_, B>> {
+        self.memory.write_from_host().ok_or_else(|| Error::Busy {
+            operation,
+            what: "a replay that was not waited for, or a collective whose handle was leaked, may still use the buffer"
+                .into(),
+        })
     }
 
     fn driver_error(&self, fault: Fault) -> Error {

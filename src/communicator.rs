@@ -30,6 +30,7 @@ use crate::{
     rank::Rank,
     rank_comm::RankComm,
     raw::{self, RawRank},
+    replay::Recording,
     signal::SignalLayout,
 };
 
@@ -145,15 +146,7 @@ impl<B: Backend> Communicator<B> {
     ) -> Result<InFlight<'a, B>> {
         let what = what.into();
         let buffers = mutable_views(buffers);
-        let Some(input) = buffers.get(what.root.index()).or(buffers.first()).cloned() else {
-            return Err(crate::collective::invalid(
-                "broadcast",
-                None,
-                "outputs",
-                format!("one for each of the {} ranks", self.ranks()),
-                0,
-            ));
-        };
+        let input = root_view(&self.shared, &what, &buffers)?;
         let prepared = what.prepare_all(&self.shared, &input, &buffers)?;
         self.launch(&prepared, buffers.into_iter())
     }
@@ -226,13 +219,7 @@ impl<B: Backend> Communicator<B> {
         what: impl Into<ReduceScatter>,
     ) -> Result<InFlight<'a, B>> {
         let inputs: SmallVec<[View<B>; 8]> = inputs.into_iter().map(|i| i.into().view).collect();
-        let mut outputs = SmallVec::<[View<B>; 8]>::new();
-        let mut residuals = SmallVec::<[Option<View<B>>; 8]>::new();
-        for destination in destinations {
-            let (output, residual) = destination.into().views();
-            outputs.push(output);
-            residuals.push(residual);
-        }
+        let (outputs, residuals) = fused_views(destinations);
         let what = what.into().for_outputs(outputs.first().map(|o| o.dtype));
         let prepared = what.prepare_all(&self.shared, &inputs, &outputs, &residuals)?;
         self.launch(&prepared, outputs.into_iter().chain(inputs).chain(residuals.into_iter().flatten()))
@@ -250,9 +237,7 @@ impl<B: Backend> Communicator<B> {
     ) -> Result<InFlight<'a, B>> {
         let what = what.into();
         let inputs = mutable_views(buffers);
-        let outputs = (inputs.iter().take(self.ranks()).enumerate())
-            .map(|(rank, view)| what.in_place_outputs(&self.shared, rank, view))
-            .collect::<Result<SmallVec<[View<B>; 8]>>>()?;
+        let outputs = what.all_in_place_outputs(&self.shared, &inputs)?;
         let prepared = what.prepare_all(&self.shared, &inputs, &outputs, &[])?;
         self.launch(&prepared, inputs.into_iter())
     }
@@ -374,6 +359,11 @@ impl<B: Backend> Communicator<B> {
         Graph::capture(&self.shared, &ranks, calls)
     }
 
+    /// Begins to record collectives, to be run again and again by [`Replay::launch`](crate::Replay::launch).
+    pub fn record(&self) -> Recording<B> {
+        Recording::new(self.shared.clone())
+    }
+
     /// Ends every wait in flight with [`Error::Aborted`], within about a millisecond. Afterwards only
     /// [`reset`](Self::reset) is of use.
     pub fn abort(&self) {
@@ -447,11 +437,27 @@ impl<B: Backend> Communicator<B> {
 }
 
 /// A group that moves nothing has nothing to agree on when one call speaks for all its ranks.
-fn non_empty(prepared: &[Prepared]) -> SmallVec<[Prepared; 8]> {
+pub(crate) fn non_empty(prepared: &[Prepared]) -> SmallVec<[Prepared; 8]> {
     prepared.iter().filter(|p| p.request.count > 0).cloned().collect()
 }
 
-fn mutable_views<'a, B: Backend, T: 'a>(
+/// The root's buffer; a root out of range is told of later, like any other.
+pub(crate) fn root_view<B: Backend>(shared: &Shared<B>, what: &Broadcast, buffers: &[View<B>]) -> Result<View<B>> {
+    buffers.get(what.root.index()).or(buffers.first()).cloned().ok_or_else(|| {
+        let expected = format!("one for each of the {} ranks", shared.ranks.len());
+        crate::collective::invalid("broadcast", None, "outputs", expected, 0)
+    })
+}
+
+/// Outputs and residuals.
+#[allow(clippy::type_complexity)]
+pub(crate) fn fused_views<'a, B: Backend, U: 'a>(
+    destinations: impl IntoIterator<Item = impl Into<Destination<'a, B, U>>>,
+) -> (SmallVec<[View<B>; 8]>, SmallVec<[Option<View<B>>; 8]>) {
+    destinations.into_iter().map(|d| d.into().views()).unzip()
+}
+
+pub(crate) fn mutable_views<'a, B: Backend, T: 'a>(
     slices: impl IntoIterator<Item = impl Into<SliceMut<'a, B, T>>>,
 ) -> SmallVec<[View<B>; 8]> {
     slices.into_iter().map(|s| s.into().view).collect()
@@ -712,12 +718,12 @@ impl<B: Backend> Shared<B> {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// The rank's state, if the communicator takes work.
     /// See the field.
     pub(crate) fn turn(&self) -> MutexGuard<'_, ()> {
         lock(&self.turn)
     }
 
+    /// The rank's state, if the communicator takes work.
     pub(crate) fn begin(&self, rank: usize) -> Result<MutexGuard<'_, RankState<B>>> {
         // Before the lock: to tell what the others did last, it takes theirs.
         self.notice_failures();

@@ -53,6 +53,11 @@ impl<B: Backend> Graph<B> {
         outcome.map(|()| Graph { shared: shared.clone(), ranks: captured })
     }
 
+    /// Of graphs that were captured for `ranks`, to be launched on their streams.
+    pub(crate) fn of(shared: &Arc<Shared<B>>, ranks: Vec<(usize, B::Stream, B::Graph)>) -> Self {
+        Graph { shared: shared.clone(), ranks }
+    }
+
     /// Enqueues what was captured, on the streams on which it was.
     ///
     /// # Errors
@@ -62,17 +67,26 @@ impl<B: Backend> Graph<B> {
     /// # Safety
     /// As for the calls that were captured, each time.
     pub unsafe fn launch(&self) -> Result<Launched<B>> {
+        let mut launched = Launched { shared: self.shared.clone(), launches: SmallVec::new() };
+        // SAFETY: the caller's promise.
+        match unsafe { self.launch_into(&mut launched.launches) } {
+            Ok(()) => Ok(launched),
+            Err(error) => Err(launched.give_up(error).0),
+        }
+    }
+
+    /// As [`launch`](Self::launch), the launches put into `launches` one by one, also before an error.
+    ///
+    /// # Safety
+    /// As there.
+    pub(crate) unsafe fn launch_into(&self, launches: &mut SmallVec<[Launch<B>; 8]>) -> Result<()> {
         // As every call that launches all ranks; those of one rank do not take it.
         let _turn = (self.ranks.len() == self.shared.ranks.len()).then(|| self.shared.turn());
-        let mut launched = Launched { shared: self.shared.clone(), launches: SmallVec::new() };
         for (rank, stream, graph) in &self.ranks {
             // SAFETY: the caller's promise.
-            match unsafe { self.launch_one(*rank, stream, graph) } {
-                Ok(launch) => launched.launches.push(launch),
-                Err(error) => return Err(launched.give_up(error).0),
-            }
+            launches.push(unsafe { self.launch_one(*rank, stream, graph)? });
         }
-        Ok(launched)
+        Ok(())
     }
 
     /// # Safety

@@ -24,6 +24,20 @@ pub struct InFlight<'a, B: Backend> {
 }
 
 impl<'a, B: Backend> InFlight<'a, B> {
+    /// Before anything is launched, where borrows do not keep the host from writing: `None` while it does.
+    pub(crate) fn try_new(
+        shared: Arc<Shared<B>>,
+        owners: SmallVec<[Arc<Allocation<B>>; 16]>,
+        buffers: PhantomData<&'a mut ()>,
+    ) -> Option<Self> {
+        if let Some(at) = owners.iter().position(|memory| !memory.try_take_off()) {
+            owners[..at].iter().for_each(|memory| memory.land());
+            return None;
+        }
+        let launched = Launched { shared, launches: SmallVec::new() };
+        Some(InFlight { launched, owners, waited: false, _buffers: buffers })
+    }
+
     /// Before anything is launched.
     pub(crate) fn new(
         shared: Arc<Shared<B>>,

@@ -61,6 +61,7 @@ mod plan;
 mod rank;
 mod rank_comm;
 mod raw;
+mod replay;
 mod signal;
 
 pub use abi::{Arguments, MAX_BLOCKS, MAX_RANKS, VECTOR};
@@ -79,6 +80,7 @@ pub use plan::{Algorithm, Facts, Kernel, Overlap, Part, Partition, Plan, Residen
 pub use rank::Rank;
 pub use rank_comm::RankComm;
 pub use raw::RawRank;
+pub use replay::{Recording, Replay};
 pub use signal::signal_buffer_bytes;
 
 cfg_if::cfg_if! {

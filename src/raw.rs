@@ -103,7 +103,7 @@ pub(crate) unsafe fn enqueue<B: Backend>(
     prepared: &Prepared,
     stream: &B::Stream,
 ) -> Result<Launch<B>> {
-    let Prepared { rank, group_size, plan, .. } = prepared;
+    let rank = &prepared.rank;
     let me = &shared.ranks[*rank];
     let _span = prepared.span.enter();
     let fault = |f| shared.driver_error(*rank, f);
@@ -125,6 +125,26 @@ pub(crate) unsafe fn enqueue<B: Backend>(
         }
         B::wait_event(stream, event).map_err(fault)?;
     }
+    // SAFETY: the caller's promise.
+    let call = unsafe { launch(shared, prepared, stream, &mut state)? };
+    // What was captured has not run, and may run any number of times: `Graph` waits for those.
+    let event = if captured { None } else { Some(mark_end(shared, *rank, state, stream)?) };
+    Ok(Launch { rank: *rank, call, event, generation: shared.generation(), limit: prepared.limit, replay: false })
+}
+
+/// Enqueues a launch on `stream`, whatever stands before it: the number of the call.
+///
+/// # Safety
+/// As for [`enqueue`].
+unsafe fn launch<B: Backend>(
+    shared: &Shared<B>,
+    prepared: &Prepared,
+    stream: &B::Stream,
+    state: &mut RankState<B>,
+) -> Result<u64> {
+    let Prepared { rank, group_size, plan, .. } = prepared;
+    let me = &shared.ranks[*rank];
+    let fault = |f| shared.driver_error(*rank, f);
     let call = state.next_call;
     let arguments = arguments(shared, prepared, call);
     if *group_size == 1 && arguments.form == form::PLAIN {
@@ -137,9 +157,34 @@ pub(crate) unsafe fn enqueue<B: Backend>(
     }
     state.next_call += 1;
     state.remember(call, prepared);
-    // What was captured has not run, and may run any number of times: `Graph` waits for those.
-    let event = if captured { None } else { Some(mark_end(shared, *rank, state, stream)?) };
-    Ok(Launch { rank: *rank, call, event, generation: shared.generation(), limit: prepared.limit, replay: false })
+    Ok(call)
+}
+
+/// Captures one rank's launches into a graph, on a stream that nobody else knows.
+///
+/// # Safety
+/// As for [`enqueue`], for each launch of the graph.
+pub(crate) unsafe fn capture<'a, B: Backend>(
+    shared: &Shared<B>,
+    rank: usize,
+    prepared: impl Iterator<Item = &'a Prepared>,
+) -> Result<B::Graph> {
+    let fault = |f| shared.driver_error(rank, f);
+    let device = &shared.ranks[rank].device;
+    let mut state = shared.begin(rank)?;
+    let _entered = B::enter(device).map_err(fault)?;
+    let stream = B::create_stream(device).map_err(fault)?;
+    B::begin_capture(&stream).map_err(fault)?;
+    let mut outcome = Ok(());
+    for one in prepared {
+        // SAFETY: the caller's promise.
+        outcome = unsafe { launch(shared, one, &stream, &mut state) }.map(drop);
+        if outcome.is_err() {
+            break;
+        }
+    }
+    let graph = B::end_capture(&stream).map_err(fault);
+    outcome.and(graph)
 }
 
 /// The point behind what was just launched on `stream`, for whoever waits and for the rank's next launch.

@@ -17,6 +17,8 @@ pub(crate) struct Allocation<B: Backend> {
     /// Collectives that may read it from other ranks: in flight, leaked, or failed and not reset. The
     /// host must not write it meanwhile.
     flights: AtomicUsize,
+    /// Writes from the host that go on.
+    writers: AtomicUsize,
     /// Set while a failed collective may still touch it: until `reset`.
     borrowed: AtomicBool,
     /// Never give it back: a kernel that cannot be stopped may use it.
@@ -32,6 +34,7 @@ impl<B: Backend> Allocation<B> {
             address,
             bytes,
             flights: AtomicUsize::new(0),
+            writers: AtomicUsize::new(0),
             borrowed: AtomicBool::new(false),
             leaked: AtomicBool::new(false),
         }))
@@ -46,7 +49,25 @@ impl<B: Backend> Allocation<B> {
     }
 
     pub(crate) fn take_off(&self) {
-        self.flights.fetch_add(1, Ordering::AcqRel);
+        self.flights.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// The same where no borrow keeps writers away: false, and nothing done, while the host writes.
+    pub(crate) fn try_take_off(&self) -> bool {
+        self.take_off();
+        let free = self.writers.load(Ordering::SeqCst) == 0;
+        if !free {
+            self.land();
+        }
+        free
+    }
+
+    /// Keeps what takes off later away while the answer lives; `None` where something is in flight. Whoever of the
+    /// two comes second sees the first.
+    pub(crate) fn write_from_host(&self) -> Option<Writing<'_, B>> {
+        self.writers.fetch_add(1, Ordering::SeqCst);
+        let writing = Writing(self);
+        (self.flights.load(Ordering::SeqCst) == 0).then_some(writing)
     }
 
     pub(crate) fn land(&self) {
@@ -130,6 +151,15 @@ impl<B: Backend> Allocation<B> {
             Some(end) if end <= self.bytes => Ok(()),
             _ => Err(Fault::new("copy", 0, format!("{bytes} bytes at {offset} of an allocation of {}", self.bytes))),
         }
+    }
+}
+
+/// See [`Allocation::write_from_host`].
+pub(crate) struct Writing<'a, B: Backend>(&'a Allocation<B>);
+
+impl<B: Backend> Drop for Writing<'_, B> {
+    fn drop(&mut self) {
+        self.0.writers.fetch_sub(1, Ordering::SeqCst);
     }
 }
 

@@ -130,6 +130,8 @@ pub unsafe trait Backend: Sized + fmt::Debug + Send + Sync + 'static {
     type Entered;
     /// Work that was captured and can be enqueued again and again.
     type Graph: fmt::Debug + Send;
+    /// Whether there is such a thing: the methods that capture answer errors otherwise.
+    const GRAPHS: bool = false;
 
     /// How many devices [`open`](Self::open) knows. No device at all is an error that says what was
     /// looked for.
@@ -272,7 +274,7 @@ pub unsafe trait Backend: Sized + fmt::Debug + Send + Sync + 'static {
     fn end_capture(_stream: &Self::Stream) -> Result<Self::Graph, Fault> {
         Err(Fault::new("capture", 0, format!("the {} backend has no graphs", Self::NAME)))
     }
-    /// Enqueues what was captured.
+    /// Enqueues what was captured, on any stream of the device.
     ///
     /// # Errors
     /// The driver's answer.

@@ -271,7 +271,18 @@ impl ReduceScatter {
             && output.address == input.address + part.offset * dtype.size() as u64
     }
 
-    /// The part of `rank` for an input of `count` elements, and the views of an in-place call.
+    /// The outputs of an in-place call of all ranks.
+    pub(crate) fn all_in_place_outputs<B: Backend>(
+        &self,
+        shared: &Shared<B>,
+        inputs: &[View<B>],
+    ) -> Result<SmallVec<[View<B>; 8]>> {
+        (inputs.iter().take(shared.ranks.len()).enumerate())
+            .map(|(rank, view)| self.in_place_outputs(shared, rank, view))
+            .collect()
+    }
+
+    /// The output of an in-place call of `rank`: its part of `buffer`.
     pub(crate) fn in_place_outputs<B: Backend>(
         &self,
         shared: &Shared<B>,

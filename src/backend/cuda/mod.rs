@@ -31,6 +31,7 @@ unsafe impl Backend for Cuda {
     type Function = CudaFunction;
     type Entered = driver::Current;
     type Graph = CudaGraph;
+    const GRAPHS: bool = true;
 
     fn device_count() -> Result<usize, Fault> {
         CudaDevice::count()
