@@ -65,11 +65,34 @@ fn describe<B: Backend>(kind: BackendKind, ranks: usize) -> String {
     };
     text += &format!("  peer access (devices 0 to {}; the row's device reaches the column's memory):\n", shown - 1);
     text += &peers::<B>(shown);
+    text += &links::<B>(shown);
     let test = match Communicator::<B>::builder(0..shown).build() {
         Ok(_) => "each of these wrote to and read back from each other one".into(),
         Err(error) => error.to_string(),
     };
     text + &format!("  self-test: {test}\n")
+}
+
+/// What joins the devices: each kind of link once, with the pairs that have it.
+fn links<B: Backend>(shown: usize) -> String {
+    let devices: Vec<_> = (0..shown).filter_map(|ordinal| B::open(ordinal).ok().map(|d| (ordinal, d))).collect();
+    let mut kinds: Vec<(String, Vec<String>)> = Vec::new();
+    for (at, (from, a)) in devices.iter().enumerate() {
+        for (to, b) in &devices[at + 1..] {
+            let link = B::link(a, b).map_or_else(|fault| format!("unknown ({})", fault.name), |link| link.to_string());
+            let pair = format!("{from}-{to}");
+            match kinds.iter_mut().find(|(kind, _)| *kind == link) {
+                Some((_, pairs)) => pairs.push(pair),
+                None => kinds.push((link, vec![pair])),
+            }
+        }
+    }
+    let all = kinds.len() == 1;
+    let line = |(kind, pairs): &(String, Vec<String>)| {
+        let pairs = if all && pairs.len() > 1 { "every pair".into() } else { pairs.join(", ") };
+        format!("  link: {kind}: {pairs}\n")
+    };
+    kinds.iter().map(line).collect()
 }
 
 fn peers<B: Backend>(shown: usize) -> String {

@@ -302,6 +302,23 @@ mod cpu {
     }
 
     #[test]
+    fn what_takes_the_time_is_told_and_caches_are_emptied_on_request() {
+        for (option, expected) in [("", "host, hot"), ("--time host --cold", "host, cold")] {
+            let output = crossccl(&format!("perf broadcast --ranks 2 --max-bytes 1K --iters 2 --warmup 1 {option}"));
+            assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+            let stdout = text(&output.stdout);
+            assert!(stdout.contains(&format!("then 2 timed by {expected};")), "{stdout}");
+        }
+        for (option, has) in [("--time events", "events that take the time"), ("--graph", "graphs")] {
+            let expected =
+                format!("crossccl: perf: the cpu backend has no {has}; leave it to the host (--time host)\n");
+            refused(&format!("perf broadcast {option}"), &expected);
+        }
+        let both = crossccl("perf broadcast --graph --time host");
+        assert!(text(&both.stderr).contains("cannot be used with"), "{}", text(&both.stderr));
+    }
+
+    #[test]
     fn info_shows_the_cpu_and_its_peers() {
         let output = crossccl("info --ranks 3");
         assert_eq!((text(&output.stderr), output.status.code()), ("", Some(0)));
@@ -313,6 +330,7 @@ mod cpu {
             "         0   1   2",
             "     0   -  ok  ok",
             "     2  ok  ok   -",
+            "  link: shared memory: every pair",
             "  self-test: each of these wrote to and read back from each other one",
         ] {
             assert!(stdout.lines().any(|l| l == line), "{line}\n{stdout}");

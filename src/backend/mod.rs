@@ -17,7 +17,10 @@
 
 #![allow(unsafe_code)]
 
-use std::{fmt, time::Instant};
+use std::{
+    fmt,
+    time::{Duration, Instant},
+};
 
 pub(crate) mod memory;
 
@@ -104,6 +107,45 @@ pub struct Properties {
     pub coherent: bool,
     /// Rate of the device clock.
     pub ticks_per_second: u64,
+    /// Bytes of the cache that all blocks share: what lies outside of the last so many bytes moved is cold.
+    pub cache: u64,
+}
+
+/// What joins two devices, as far as the driver tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Link {
+    /// They share their memory.
+    Memory,
+    /// Links of their own, or to a switch that joins them.
+    Direct {
+        /// How many of the device have a peer at their other end.
+        lanes: u32,
+        /// All of them, bytes a second and direction. `None` where nobody tells.
+        rate: Option<u64>,
+    },
+    /// The machine's bus, or links of which the driver does not tell.
+    Bus {
+        /// Whether atomic operations of one device work on the other's memory.
+        atomics: bool,
+        /// The driver's order of the ways between devices, 0 for the fastest.
+        class: u32,
+    },
+}
+
+impl fmt::Display for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Link::Memory => f.write_str("shared memory"),
+            Link::Direct { lanes, rate: Some(rate) } => {
+                write!(f, "{lanes} direct links, {:.1} GB/s each way", *rate as f64 / 1e9)
+            }
+            Link::Direct { lanes, rate: None } => write!(f, "{lanes} direct links"),
+            Link::Bus { atomics, class } => {
+                write!(f, "bus (class {class}, {} atomics)", if *atomics { "with" } else { "without" })
+            }
+        }
+    }
 }
 
 /// A kind of device: how to open, allocate, order and launch.
@@ -156,7 +198,12 @@ pub unsafe trait Backend: Sized + fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// The driver's answer.
     fn can_access_peer(from: &Self::Device, to: &Self::Device) -> Result<bool, Fault>;
-    /// Makes it so. Already enabled is success.
+    /// What joins them.
+    ///
+    /// # Errors
+    /// The driver's answer.
+    fn link(from: &Self::Device, to: &Self::Device) -> Result<Link, Fault>;
+    /// Makes it so: kernels of `from` can read and write memory of `to`. Already enabled is success.
     ///
     /// # Errors
     /// The driver's answer.
@@ -248,6 +295,23 @@ pub unsafe trait Backend: Sized + fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// The driver's answer.
     fn record(stream: &Self::Stream) -> Result<Self::Event, Fault>;
+    /// Whether events can tell the time between them.
+    const TIMED: bool = false;
+    /// As [`record`](Self::record), for [`elapsed`](Self::elapsed).
+    ///
+    /// # Errors
+    /// The driver's answer.
+    fn record_timed(stream: &Self::Stream) -> Result<Self::Event, Fault> {
+        Self::record(stream)
+    }
+    /// The time on the device between two events of [`record_timed`](Self::record_timed) that have passed, of one
+    /// device.
+    ///
+    /// # Errors
+    /// The driver's answer; a backend whose events take no time says so.
+    fn elapsed(_from: &Self::Event, _to: &Self::Event) -> Result<Duration, Fault> {
+        Err(Fault::new("elapsed", 0, format!("events of the {} backend take no time", Self::NAME)))
+    }
     /// Makes what is enqueued on `stream` from now on wait for `event`, of any stream.
     ///
     /// # Errors

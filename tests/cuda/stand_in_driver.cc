@@ -36,6 +36,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -167,7 +168,8 @@ struct Stream {
 struct Event {
   Context* context;
   uint64_t recorded = 0, passed = 0;
-  bool captured = false;
+  bool captured = false, timed = false;
+  std::chrono::steady_clock::time_point at{};
 };
 struct Module {
   Context* context;
@@ -469,9 +471,25 @@ DRIVER int cuDeviceGetAttribute(int* value, int which, int device) {
     case 16: *value = m.resident; return kSuccess;          // MULTIPROCESSOR_COUNT
     case 75: *value = number("STANDIN_CAPABILITY", 9); return kSuccess;  // COMPUTE_CAPABILITY_MAJOR
     case 76: *value = 0; return kSuccess;                   // COMPUTE_CAPABILITY_MINOR
+    case 38: *value = 1 << 20; return kSuccess;             // L2_CACHE_SIZE
     case 115: *value = m.pools_supported; return kSuccess;  // MEMORY_POOLS_SUPPORTED
     default: misuse("cuDeviceGetAttribute: teach the stand-in the attribute %d", which);
   }
+}
+
+DRIVER int cuDeviceGetPCIBusId(char* text, int length, int device) {
+  ENTER();
+  if (device < 0 || device >= m.devices) return kInvalidDevice;
+  snprintf(text, size_t(length), "0000:%02X:00.0", device + 1);
+  return kSuccess;
+}
+
+DRIVER int cuDeviceGetP2PAttribute(int* value, int which, int from, int to) {
+  ENTER();
+  if (from < 0 || from >= m.devices || to < 0 || to >= m.devices || from == to) return kInvalidDevice;
+  if (which != 1 && which != 3) misuse("%s: teach the stand-in the attribute %d", __func__, which);
+  *value = which == 1 ? 2 : 0;  // PERFORMANCE_RANK, NATIVE_ATOMIC_SUPPORTED
+  return kSuccess;
 }
 
 DRIVER int cuDevicePrimaryCtxRetain(void** context, int device) {
@@ -768,8 +786,10 @@ DRIVER int cuStreamSynchronize(void* stream) {
 DRIVER int cuEventCreate(void** event, unsigned flags) {
   ENTER();
   Context* context = need_context(__func__);
-  if (flags != 2) misuse("%s: an event that takes the time", __func__);
-  auto* one = new Event{context};
+  if (flags & ~2u) misuse("%s: flags of %u", __func__, flags);
+  auto* one = new Event{};
+  one->context = context;
+  one->timed = flags == 0;
   m.events.insert(one);
   *event = one;
   return kSuccess;
@@ -786,6 +806,7 @@ DRIVER int cuEventRecord(void* event, void* stream) {
   submit(in, {[&m, one, point] {
                 Lock lock(m.lock);
                 if (one->passed < point) one->passed = point;
+                one->at = std::chrono::steady_clock::now();
                 m.progress.notify_all();
               },
               {}});
@@ -805,6 +826,17 @@ DRIVER int cuEventQuery(void* event) {
   need_current(one->context, __func__, "event");
   if (one->captured) return kCapturedEvent;
   return one->passed >= one->recorded ? kSuccess : kNotReady;
+}
+
+DRIVER int cuEventElapsedTime(float* milliseconds, void* start, void* end) {
+  ENTER();
+  Event* from = known(m.events, start, __func__, "event");
+  Event* to = known(m.events, end, __func__, "event");
+  if (!from->timed || !to->timed) misuse("%s: an event that takes no time", __func__);
+  if (from->context != to->context) misuse("%s: events of two contexts", __func__);
+  if (from->passed < from->recorded || to->passed < to->recorded) return kNotReady;
+  *milliseconds = std::chrono::duration<float, std::milli>(to->at - from->at).count();
+  return kSuccess;
 }
 
 DRIVER int cuEventDestroy_v2(void* event) {

@@ -4,12 +4,9 @@
 //! and every output hold a poison before a call, and all of the allocation is compared after it: so what
 //! was not written and what was written in the wrong place both count.
 
-use std::{
-    ops::Range,
-    time::{Duration, Instant},
-};
+use std::ops::Range;
 
-use crossccl::{Backend, Broadcast, Buffer, Communicator, ReduceScatter, Untyped};
+use crossccl::{Backend, Broadcast, Buffer, Communicator, InFlight, Recording, ReduceScatter, SliceMut, Untyped};
 
 use super::{
     cases::Case,
@@ -21,6 +18,8 @@ use crate::error::CliError;
 const POISON: u8 = 0xa7;
 /// Elements behind the data of each buffer.
 const GUARD: usize = 16;
+/// Elements: at least a line of any memory.
+const ALIGNED: usize = 256;
 
 /// What is in the inputs while calls are timed.
 pub(crate) const TIMING: Source = Source { seed: 1, values: Values::Plain };
@@ -37,13 +36,16 @@ pub(crate) enum Place {
     In,
 }
 
-/// A collective that can be called again and again.
-pub(crate) trait Job {
+/// A collective that can be called again and again, on one of several places of its buffers, so that a call can find
+/// its data where the calls before have not been.
+pub(crate) trait Job<B: Backend> {
     /// Fills the inputs from `source` and everything else with poison.
     fn prepare(&mut self, place: Place, source: Source) -> Result<(), CliError>;
-    /// One call, waited for, and how long both took.
-    fn call(&mut self, place: Place) -> Result<Duration, CliError>;
-    /// Compares all memory after one call with what it should be.
+    /// One call.
+    fn call(&mut self, place: Place, at: usize) -> Result<InFlight<'_, B>, CliError>;
+    /// One call, recorded.
+    fn record(&mut self, place: Place, at: usize, into: &mut Recording<B>) -> Result<(), CliError>;
+    /// Compares all memory after one call at 0 with what it should be.
     fn verify(&mut self, place: Place, source: Source) -> Result<Tally, CliError>;
     /// What the bus bandwidth is, in algorithm bandwidths.
     fn bus_factor(&self) -> f64;
@@ -55,14 +57,16 @@ pub(crate) struct Bench<'c, B: Backend> {
     oracle: Oracle,
     case: Case,
     unalign: usize,
+    /// How many places each buffer has.
+    places: usize,
     want: Vec<u8>,
     got: Vec<u8>,
 }
 
 impl<'c, B: Backend> Bench<'c, B> {
-    pub(crate) fn new(comm: &'c Communicator<B>, case: &Case, unalign: usize) -> Result<Self, CliError> {
+    pub(crate) fn new(comm: &'c Communicator<B>, case: &Case, unalign: usize, places: usize) -> Result<Self, CliError> {
         let oracle = Oracle::new(case.dtype, case.op)?;
-        Ok(Bench { comm, oracle, case: *case, unalign, want: Vec::new(), got: Vec::new() })
+        Ok(Bench { comm, oracle, case: *case, unalign, places, want: Vec::new(), got: Vec::new() })
     }
 
     fn buffer(&self, rank: usize, count: usize) -> Result<Buffer<B, Untyped>, CliError> {
@@ -73,26 +77,44 @@ impl<'c, B: Backend> Bench<'c, B> {
             )));
         };
         // A sum that does not fit is refused as too large like any other.
-        let len = count.saturating_add(self.unalign).saturating_add(GUARD);
+        let len = self.step(count).saturating_mul(self.places - 1).saturating_add(count);
+        let len = len.saturating_add(self.unalign).saturating_add(GUARD);
         Ok(Buffer::with_dtype(stream, self.case.dtype, len)?)
     }
 
-    /// The elements of a buffer between what was skipped and the guard.
-    fn data(&self, buffer: &Buffer<B, Untyped>) -> Range<usize> {
-        self.unalign..buffer.len() - GUARD
+    /// Elements from one place to the next: all are aligned alike.
+    fn step(&self, count: usize) -> usize {
+        count.saturating_add(GUARD).checked_next_multiple_of(ALIGNED).unwrap_or(usize::MAX)
+    }
+
+    /// The elements of a buffer that one call works on, `count` of them: the first place is between what was skipped
+    /// and a guard.
+    fn data(&self, count: usize, at: usize) -> Range<usize> {
+        let start = self.unalign + self.step(count) * at;
+        start..start + count
     }
 
     /// What `buffer` should hold: `fill` writes the data, the rest is poison.
-    fn expect(&mut self, buffer: &Buffer<B, Untyped>, fill: impl FnOnce(&Oracle, &mut [u8])) -> Result<(), CliError> {
+    fn expect(
+        &mut self,
+        buffer: &Buffer<B, Untyped>,
+        count: usize,
+        fill: impl FnOnce(&Oracle, &mut [u8]),
+    ) -> Result<(), CliError> {
         resize(&mut self.want, buffer.size_in_bytes())?;
         self.want.fill(POISON);
-        let (data, size) = (self.data(buffer), self.case.dtype.size());
+        let (data, size) = (self.data(count, 0), self.case.dtype.size());
         fill(&self.oracle, &mut self.want[data.start * size..data.end * size]);
         Ok(())
     }
 
-    fn put(&mut self, buffer: &mut Buffer<B, Untyped>, fill: impl FnOnce(&Oracle, &mut [u8])) -> Result<(), CliError> {
-        self.expect(buffer, fill)?;
+    fn put(
+        &mut self,
+        buffer: &mut Buffer<B, Untyped>,
+        count: usize,
+        fill: impl FnOnce(&Oracle, &mut [u8]),
+    ) -> Result<(), CliError> {
+        self.expect(buffer, count, fill)?;
         Ok(buffer.write_bytes(&self.want)?)
     }
 
@@ -138,34 +160,39 @@ impl<'c, B: Backend> BroadcastJob<'c, B> {
     }
 }
 
-impl<B: Backend> Job for BroadcastJob<'_, B> {
+impl<B: Backend> Job<B> for BroadcastJob<'_, B> {
     fn prepare(&mut self, place: Place, source: Source) -> Result<(), CliError> {
-        let fill = self.fill(source);
+        let (fill, count) = (self.fill(source), self.bench.case.count);
         for output in &mut self.outputs {
-            self.bench.put(output, |_, _| ())?;
+            self.bench.put(output, count, |_, _| ())?;
         }
-        self.bench.put(if place == Place::Out { &mut self.input } else { &mut self.outputs[self.root] }, fill)
+        self.bench.put(if place == Place::Out { &mut self.input } else { &mut self.outputs[self.root] }, count, fill)
     }
 
-    fn call(&mut self, place: Place) -> Result<Duration, CliError> {
-        let (bench, what) = (&self.bench, self.what.clone());
-        let outputs = (self.outputs.iter_mut())
-            .map(|output| output.slice_mut(bench.data(output)))
-            .collect::<Result<Vec<_>, _>>()?;
-        let input = self.input.slice(bench.data(&self.input))?;
-        let start = Instant::now();
+    fn call(&mut self, place: Place, at: usize) -> Result<InFlight<'_, B>, CliError> {
+        let (comm, what, data) = (self.bench.comm, self.what.clone(), self.bench.data(self.bench.case.count, at));
+        let outputs = slices_mut(self.outputs.iter_mut().map(|output| (output, data.clone())))?;
+        Ok(match place {
+            Place::Out => comm.broadcast(self.input.slice(data)?, outputs, what)?,
+            Place::In => comm.broadcast_in_place(outputs, what)?,
+        })
+    }
+
+    fn record(&mut self, place: Place, at: usize, into: &mut Recording<B>) -> Result<(), CliError> {
+        let (what, data) = (self.what.clone(), self.bench.data(self.bench.case.count, at));
+        let outputs = slices_mut(self.outputs.iter_mut().map(|output| (output, data.clone())))?;
         match place {
-            Place::Out => bench.comm.broadcast(input, outputs, what)?.wait()?,
-            Place::In => bench.comm.broadcast_in_place(outputs, what)?.wait()?,
-        }
-        Ok(start.elapsed())
+            Place::Out => into.broadcast(self.input.slice(data)?, outputs, what)?,
+            Place::In => into.broadcast_in_place(outputs, what)?,
+        };
+        Ok(())
     }
 
     fn verify(&mut self, place: Place, source: Source) -> Result<Tally, CliError> {
         let mut tally = Tally::default();
         // All buffers are alike, the input included.
         let fill = self.fill(source);
-        self.bench.expect(&self.input, fill)?;
+        self.bench.expect(&self.input, self.bench.case.count, fill)?;
         for output in &self.outputs {
             self.bench.compare(output, &mut tally)?;
         }
@@ -178,6 +205,13 @@ impl<B: Backend> Job for BroadcastJob<'_, B> {
     fn bus_factor(&self) -> f64 {
         1.0
     }
+}
+
+/// A part of each buffer, as outputs.
+fn slices_mut<'b, B: Backend>(
+    parts: impl Iterator<Item = (&'b mut Buffer<B, Untyped>, Range<usize>)>,
+) -> Result<Vec<SliceMut<'b, B, Untyped>>, CliError> {
+    parts.map(|(buffer, range)| Ok(buffer.slice_mut(range)?)).collect()
 }
 
 pub(crate) struct ReduceScatterJob<'c, B: Backend> {
@@ -211,57 +245,73 @@ impl<'c, B: Backend> ReduceScatterJob<'c, B> {
     }
 }
 
-impl<B: Backend> Job for ReduceScatterJob<'_, B> {
+impl<B: Backend> ReduceScatterJob<'_, B> {
+    fn input_data(&self, at: usize) -> Range<usize> {
+        self.bench.data(self.bench.case.count, at)
+    }
+
+    fn output_data(&self, at: usize) -> Vec<Range<usize>> {
+        self.parts.iter().map(|part| self.bench.data(part.count(), at)).collect()
+    }
+}
+
+impl<B: Backend> Job<B> for ReduceScatterJob<'_, B> {
     fn prepare(&mut self, place: Place, source: Source) -> Result<(), CliError> {
+        let count = self.bench.case.count;
         for (rank, input) in self.inputs.iter_mut().enumerate() {
-            self.bench.put(input, |oracle, data| oracle.input(source, rank, 0, data))?;
+            self.bench.put(input, count, |oracle, data| oracle.input(source, rank, 0, data))?;
         }
         if place == Place::Out {
-            for output in &mut self.outputs {
-                self.bench.put(output, |_, _| ())?;
+            for (output, part) in self.outputs.iter_mut().zip(&self.parts) {
+                self.bench.put(output, part.count(), |_, _| ())?;
             }
         }
         Ok(())
     }
 
-    fn call(&mut self, place: Place) -> Result<Duration, CliError> {
-        let (bench, what) = (&self.bench, self.what.clone());
+    fn call(&mut self, place: Place, at: usize) -> Result<InFlight<'_, B>, CliError> {
+        let (comm, what) = (self.bench.comm, self.what.clone());
+        let (data, parts) = (self.input_data(at), self.output_data(at));
         if place == Place::In {
-            let buffers = (self.inputs.iter_mut())
-                .map(|buffer| buffer.slice_mut(bench.data(buffer)))
-                .collect::<Result<Vec<_>, _>>()?;
-            let start = Instant::now();
-            bench.comm.reduce_scatter_in_place(buffers, what)?.wait()?;
-            return Ok(start.elapsed());
+            let buffers = slices_mut(self.inputs.iter_mut().map(|buffer| (buffer, data.clone())))?;
+            return Ok(comm.reduce_scatter_in_place(buffers, what)?);
         }
-        let inputs = self.inputs.iter().map(|input| input.slice(bench.data(input))).collect::<Result<Vec<_>, _>>()?;
-        let outputs = (self.outputs.iter_mut())
-            .map(|output| output.slice_mut(bench.data(output)))
-            .collect::<Result<Vec<_>, _>>()?;
-        let start = Instant::now();
-        bench.comm.reduce_scatter(inputs, outputs, what)?.wait()?;
-        Ok(start.elapsed())
+        let inputs = self.inputs.iter().map(|input| input.slice(data.clone())).collect::<Result<Vec<_>, _>>()?;
+        Ok(comm.reduce_scatter(inputs, slices_mut(self.outputs.iter_mut().zip(parts))?, what)?)
+    }
+
+    fn record(&mut self, place: Place, at: usize, into: &mut Recording<B>) -> Result<(), CliError> {
+        let what = self.what.clone();
+        let (data, parts) = (self.input_data(at), self.output_data(at));
+        if place == Place::In {
+            let buffers = slices_mut(self.inputs.iter_mut().map(|buffer| (buffer, data.clone())))?;
+            into.reduce_scatter_in_place(buffers, what)?;
+            return Ok(());
+        }
+        let inputs = self.inputs.iter().map(|input| input.slice(data.clone())).collect::<Result<Vec<_>, _>>()?;
+        into.reduce_scatter(inputs, slices_mut(self.outputs.iter_mut().zip(parts))?, what)?;
+        Ok(())
     }
 
     fn verify(&mut self, place: Place, source: Source) -> Result<Tally, CliError> {
         let mut tally = Tally::default();
-        let size = self.bench.case.dtype.size();
+        let (count, size) = (self.bench.case.count, self.bench.case.dtype.size());
         for (rank, part) in self.parts.iter().enumerate() {
             let group = self.group(rank);
             let input = |oracle: &Oracle, data: &mut [u8]| oracle.input(source, rank, 0, data);
             match place {
                 Place::Out => {
-                    self.bench.expect(&self.outputs[rank], |oracle, data| {
+                    self.bench.expect(&self.outputs[rank], part.count(), |oracle, data| {
                         // An empty part has no runs to speak of.
                         for (row, run) in data.chunks_exact_mut((part.run * size).max(1)).enumerate() {
                             oracle.reduced(source, group.clone(), part.offset + row * part.stride, run);
                         }
                     })?;
                     self.bench.compare(&self.outputs[rank], &mut tally)?;
-                    self.bench.expect(&self.inputs[rank], input)?;
+                    self.bench.expect(&self.inputs[rank], count, input)?;
                 }
                 // Along axis 0 a part is one run.
-                Place::In => self.bench.expect(&self.inputs[rank], |oracle, data| {
+                Place::In => self.bench.expect(&self.inputs[rank], count, |oracle, data| {
                     input(oracle, data);
                     let own = &mut data[part.offset * size..(part.offset + part.run) * size];
                     oracle.reduced(source, group, part.offset, own);

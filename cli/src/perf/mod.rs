@@ -10,6 +10,7 @@ mod job;
 mod output;
 mod plot;
 mod report;
+mod timing;
 mod values;
 
 use std::{path::PathBuf, str::FromStr, time::Duration};
@@ -27,6 +28,7 @@ use check::Tally;
 use job::{Bench, BroadcastJob, Job, Place, ReduceScatterJob};
 use plot::Plot;
 use report::{Document, Measured, Report, Row};
+use timing::{Caches, Timing};
 
 const BROADCAST_HELP: &str = "\
 Examples:
@@ -128,6 +130,17 @@ pub(crate) struct CommonArguments {
     /// Calls before them that are not timed
     #[arg(long, value_name = "N", default_value_t = 5)]
     warmup: u32,
+    /// What takes the time of a call: the host, from the call to the end of its wait; events on the devices, the
+    /// slowest rank's; or graphs of many calls and of few, whose difference has no launch in it [default: events on
+    /// backends that have them, host on the others]
+    #[arg(long, value_name = "HOW")]
+    time: Option<Clock>,
+    /// As --time graph
+    #[arg(long, conflicts_with = "time")]
+    graph: bool,
+    /// Inputs and outputs lie in no cache when a call begins [default: they are what the call before used]
+    #[arg(long)]
+    cold: bool,
     /// Measure in place only [default: both]
     #[arg(long)]
     in_place: bool,
@@ -149,6 +162,25 @@ pub(crate) struct CommonArguments {
     /// Write configuration and results to this file, too
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+}
+
+/// What takes the time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Clock {
+    Host,
+    Events,
+    Graph,
+}
+
+impl Clock {
+    /// What the head of the table and the JSON document call it.
+    fn name(self) -> &'static str {
+        match self {
+            Clock::Host => "host",
+            Clock::Events => "events",
+            Clock::Graph => "graph",
+        }
+    }
 }
 
 /// One value, or every one in turn.
@@ -196,6 +228,24 @@ fn parse_timeout(text: &str) -> Result<Duration, String> {
 }
 
 impl CommonArguments {
+    fn clock<B: Backend>(&self) -> Result<Clock, CliError> {
+        let asked = if self.graph { Some(Clock::Graph) } else { self.time };
+        let has = |clock| match clock {
+            Clock::Host => true,
+            Clock::Events => B::TIMED,
+            Clock::Graph => B::GRAPHS,
+        };
+        match asked {
+            None => Ok(if B::TIMED { Clock::Events } else { Clock::Host }),
+            Some(clock) if has(clock) => Ok(clock),
+            Some(clock) => Err(CliError::Usage(format!(
+                "perf: the {} backend has no {}; leave it to the host (--time host)",
+                B::NAME,
+                if clock == Clock::Events { "events that take the time" } else { "graphs" },
+            ))),
+        }
+    }
+
     /// Out of place and in place, as asked for.
     fn places(&self) -> [bool; 2] {
         [self.out_of_place || !self.in_place, self.in_place || !self.out_of_place]
@@ -300,6 +350,7 @@ fn run_one(command: &PerfCommand, plotted: bool) -> Result<Document, CliError> {
 fn measure<B: Backend>(command: &PerfCommand, plotted: bool) -> Result<Document, CliError> {
     let common = command.common();
     let cases = command.cases()?;
+    let clock = common.clock::<B>()?;
     let comm = builder::<B>(common.ranks as usize, common.virtual_ranks)
         .timeout(common.timeout)
         .build()
@@ -332,10 +383,12 @@ fn measure<B: Backend>(command: &PerfCommand, plotted: bool) -> Result<Document,
     if plotted {
         Plot::check(command.name(), &rows, [out_of_place, in_place])?;
     }
-    let mut report = Report::start::<B>(command, &rows)?;
+    let mut report = Report::start::<B>(command, clock, &rows)?;
+    let mut caches = common.cold.then(|| Caches::new(&comm)).transpose()?;
     for (case, mut row) in cases.iter().zip(rows) {
-        let bench = Bench::new(&comm, case, common.unalign)?;
-        let mut job: Box<dyn Job> = match command {
+        let timing = Timing::new(clock, common, case.bytes, caches.as_ref().map_or(0, |c| c.bytes));
+        let bench = Bench::new(&comm, case, common.unalign, timing.places())?;
+        let mut job: Box<dyn Job<B>> = match command {
             PerfCommand::Broadcast(a) => Box::new(BroadcastJob::new(bench, a.what(case))?),
             PerfCommand::ReduceScatter(a) => {
                 // The plan was made: the axis is one of the shape.
@@ -344,7 +397,11 @@ fn measure<B: Backend>(command: &PerfCommand, plotted: bool) -> Result<Document,
             }
         };
         let mut one = |place, wanted: bool| match wanted {
-            true => time_and_verify(&mut *job, place, common, case.bytes).map(Some),
+            true => {
+                job.prepare(place, job::TIMING)?;
+                let mut times = timing.samples(&comm, &mut *job, place, &mut caches)?;
+                verify(&mut *job, place, &mut times, case.bytes).map(Some)
+            }
             false => Ok(None),
         };
         row.out_of_place = one(Place::Out, out_of_place)?;
@@ -354,21 +411,16 @@ fn measure<B: Backend>(command: &PerfCommand, plotted: bool) -> Result<Document,
     report.finish()
 }
 
-/// Times `iters` calls, each with its wait, and verifies one more on new inputs.
-fn time_and_verify(
-    job: &mut dyn Job,
+/// Verifies one more call, on new inputs.
+fn verify<B: Backend>(
+    job: &mut dyn Job<B>,
     place: Place,
-    common: &CommonArguments,
+    times: &mut [Duration],
     bytes: u64,
 ) -> Result<Measured, CliError> {
-    job.prepare(place, job::TIMING)?;
-    for _ in 0..common.warmup {
-        job.call(place)?;
-    }
-    let mut times = (0..common.iters).map(|_| job.call(place)).collect::<Result<Vec<_>, _>>()?;
     let source = job::verifying(place);
     job.prepare(place, source)?;
-    job.call(place)?;
+    job.call(place, 0)?.wait()?;
     let tally: Tally = job.verify(place, source)?;
-    Ok(Measured::new(&mut times, bytes, job.bus_factor(), tally))
+    Ok(Measured::new(times, bytes, job.bus_factor(), tally))
 }

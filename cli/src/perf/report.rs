@@ -10,7 +10,7 @@ use std::{
 use crossccl::{Backend, Plan};
 use serde::Serialize;
 
-use super::{PerfCommand, cases::Case, check::Tally, output::Output};
+use super::{Clock, PerfCommand, cases::Case, check::Tally, output::Output};
 use crate::error::CliError;
 
 /// One place of one row.
@@ -189,6 +189,8 @@ pub(crate) struct Document {
     pub(crate) unalign: usize,
     pub(crate) max_blocks: Option<u32>,
     timeout_s: f64,
+    pub(crate) timed_by: &'static str,
+    pub(crate) cold: bool,
     warmup: u32,
     pub(crate) iters: u32,
     pub(crate) rows: Vec<Row>,
@@ -206,7 +208,7 @@ pub(crate) struct Report {
 impl Report {
     /// Opens the JSON file, so that a path that cannot be written is told before the work, and prints the
     /// head of a table of `rows`.
-    pub(crate) fn start<B: Backend>(command: &PerfCommand, rows: &[Row]) -> Result<Self, CliError> {
+    pub(crate) fn start<B: Backend>(command: &PerfCommand, clock: Clock, rows: &[Row]) -> Result<Self, CliError> {
         let common = command.common();
         let ranks = common.ranks as usize;
         let reduce_scatter = match command {
@@ -228,6 +230,8 @@ impl Report {
             unalign: common.unalign,
             max_blocks: common.max_blocks,
             timeout_s: common.timeout.as_secs_f64(),
+            timed_by: clock.name(),
+            cold: common.cold,
             warmup: common.warmup,
             iters: common.iters,
             rows: Vec::new(),
@@ -258,8 +262,11 @@ impl Report {
         }
         text += &format!(", data {} elements into each buffer\n", d.unalign);
         text += &format!(
-            "# {} calls to warm up, then {} timed; bandwidth at their median (p50), GB are 10^9 bytes\n#\n",
-            d.warmup, d.iters
+            "# {} calls to warm up, then {} timed by {}, {}; bandwidth at their median (p50), GB are 10^9 bytes\n#\n",
+            d.warmup,
+            d.iters,
+            d.timed_by,
+            if d.cold { "cold" } else { "hot" }
         );
         text + &self.table.head()
     }
@@ -358,6 +365,8 @@ pub(crate) fn example(collective: &'static str, measured: &[(u64, f64, f64)]) ->
         unalign: 0,
         max_blocks: None,
         timeout_s: 30.0,
+        timed_by: "host",
+        cold: false,
         warmup: 1,
         iters: 2,
         rows: measured.iter().map(row).collect(),

@@ -1,9 +1,16 @@
 //! Virtual devices. All of them are the machine's cores and memory; an ordinal tells them apart.
 
-use std::{num::NonZero, thread::available_parallelism};
+use std::{fs, num::NonZero, thread::available_parallelism};
 
 use super::super::{Fault, Properties};
 use crate::abi::MAX_RANKS;
+
+/// Bytes of the largest cache, by Linux's files ("16384K"); elsewhere that of a large server processor.
+fn cache() -> u64 {
+    let level = |index| fs::read_to_string(format!("/sys/devices/system/cpu/cpu0/cache/index{index}/size")).ok();
+    let bytes = |text: String| text.trim().strip_suffix('K').and_then(|k| k.parse::<u64>().ok()).map(|k| k << 10);
+    (0..5).filter_map(level).filter_map(bytes).max().unwrap_or(256 << 20)
+}
 
 /// A virtual device of the CPU backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,6 +40,7 @@ impl CpuDevice {
             threads: 1,
             coherent: true,
             ticks_per_second: 1_000_000_000,
+            cache: cache(),
         }
     }
 }

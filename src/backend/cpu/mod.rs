@@ -12,7 +12,7 @@ use std::time::Instant;
 pub use device::CpuDevice;
 pub use stream::{CpuEvent, CpuStream};
 
-use super::{Backend, Fault, MemoryKind, Properties};
+use super::{Backend, Fault, Link, MemoryKind, Properties};
 use crate::{
     abi::{Arguments, MAX_BLOCKS, MAX_RANKS},
     plan::Kernel,
@@ -55,6 +55,10 @@ unsafe impl Backend for Cpu {
 
     fn can_access_peer(_from: &CpuDevice, _to: &CpuDevice) -> Result<bool, Fault> {
         Ok(true)
+    }
+
+    fn link(_from: &CpuDevice, _to: &CpuDevice) -> Result<Link, Fault> {
+        Ok(Link::Memory)
     }
 
     fn enable_peer_access(_from: &CpuDevice, _to: &CpuDevice) -> Result<(), Fault> {

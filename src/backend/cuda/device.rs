@@ -140,6 +140,7 @@ impl CudaDevice {
             coherent: true,
             // The kernels read the nanoseconds that the whole device shares.
             ticks_per_second: 1_000_000_000,
+            cache: self.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?.max(0) as u64,
         })
     }
 
@@ -167,7 +168,7 @@ impl CudaDevice {
             CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR,
             CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as MINOR,
         };
-        Ok(10 * driver::attribute(self.inner.device, MAJOR)? + driver::attribute(self.inner.device, MINOR)?)
+        Ok(10 * self.attribute(MAJOR)? + self.attribute(MINOR)?)
     }
 
     /// Every kernel, in the order of [`Kernel::all`], loaded onto the device now: a first launch that loads
@@ -229,8 +230,26 @@ impl CudaDevice {
     }
 
     fn processors(&self) -> Result<u32, Fault> {
-        let which = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
-        driver::attribute(self.inner.device, which).map(|n| n.max(0) as u32)
+        self.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT).map(|n| n.max(0) as u32)
+    }
+
+    fn attribute(&self, which: sys::CUdevice_attribute) -> Result<i32, Fault> {
+        driver::attribute(self.inner.device, which)
+    }
+
+    /// The device's place on the bus, by which other libraries know it.
+    pub(super) fn bus_id(&self) -> Result<String, Fault> {
+        let mut text = [0 as c_char; 32];
+        // SAFETY: a local, whose length is given.
+        unsafe { call!(cuDeviceGetPCIBusId(text.as_mut_ptr(), text.len() as c_int, self.inner.device))? };
+        Ok(text.iter().take_while(|c| **c != 0).map(|c| *c as u8 as char).collect())
+    }
+
+    pub(super) fn peer_attribute(&self, to: &CudaDevice, which: sys::CUdevice_P2PAttribute) -> Result<i32, Fault> {
+        let mut value = 0;
+        // SAFETY: a local.
+        unsafe { call!(cuDeviceGetP2PAttribute(&raw mut value, which, self.inner.device, to.inner.device))? };
+        Ok(value)
     }
 }
 

@@ -19,7 +19,7 @@ const LIBRARIES: [&str; 2] = ["libcuda.so", "libcuda.so.1"];
 const OLDEST: c_int = 12_000;
 
 /// Every function that is called through the bindings.
-const FUNCTIONS: [&str; 46] = [
+const FUNCTIONS: [&str; 50] = [
     "cuInit",
     "cuDriverGetVersion",
     "cuGetErrorName",
@@ -31,6 +31,8 @@ const FUNCTIONS: [&str; 46] = [
     "cuDevicePrimaryCtxRelease_v2",
     "cuCtxGetCurrent",
     "cuCtxSetCurrent",
+    "cuDeviceGetPCIBusId",
+    "cuDeviceGetP2PAttribute",
     "cuDeviceCanAccessPeer",
     "cuCtxEnablePeerAccess",
     "cuMemPoolCreate",
@@ -64,16 +66,21 @@ const FUNCTIONS: [&str; 46] = [
     "cuEventCreate",
     "cuEventRecord",
     "cuEventQuery",
+    "cuEventDestroy_v2",
+    "cuEventElapsedTime",
     "cuLaunchKernelEx",
     "cuPointerGetAttributes",
 ];
 
+type ElapsedTime = unsafe extern "C" fn(*mut f32, sys::CUevent, sys::CUevent) -> sys::CUresult;
 type FuncLoad = unsafe extern "C" fn(sys::CUfunction) -> sys::CUresult;
 
 /// The driver, found and initialised.
 pub(super) struct Driver {
     /// As `cuDriverGetVersion` tells it: 1000 * major + 10 * minor.
     pub(super) version: c_int,
+    /// The bindings have a later form of it, which drivers of CUDA 12.7 and before have not.
+    pub(super) elapsed: ElapsedTime,
     /// Loads a kernel at once; CUDA 12.4 and later.
     pub(super) func_load: Option<FuncLoad>,
 }
@@ -124,10 +131,13 @@ fn open() -> Result<Driver, Fault> {
         return Err(Fault::new("cuDriverGetVersion", version.into(), text));
     }
     // SAFETY: the type is that of the CUDA driver API.
+    let elapsed = unsafe { library.get::<ElapsedTime>(b"cuEventElapsedTime") };
+    let elapsed = *elapsed.map_err(|e| Fault::new("dlsym", 0, e.to_string()))?;
+    // SAFETY: as above.
     let func_load = unsafe { library.get::<FuncLoad>(b"cuFuncLoad") }.ok().map(|f| *f);
     // Never unloaded: the driver does not survive that.
     std::mem::forget(library);
-    Ok(Driver { version, func_load })
+    Ok(Driver { version, elapsed, func_load })
 }
 
 /// The driver's answer.

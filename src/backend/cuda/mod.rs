@@ -5,16 +5,17 @@ mod device;
 mod driver;
 mod graph;
 mod images;
+mod link;
 mod memory;
 mod stream;
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 pub use device::{CudaDevice, CudaFunction};
 pub use graph::CudaGraph;
 pub use stream::{CudaEvent, CudaStream};
 
-use super::{Backend, Fault, MemoryKind, Properties, Unfit};
+use super::{Backend, Fault, Link, MemoryKind, Properties, Unfit};
 use crate::{abi::Arguments, plan::Kernel};
 
 /// The CUDA backend.
@@ -32,6 +33,7 @@ unsafe impl Backend for Cuda {
     type Entered = driver::Current;
     type Graph = CudaGraph;
     const GRAPHS: bool = true;
+    const TIMED: bool = true;
 
     fn device_count() -> Result<usize, Fault> {
         CudaDevice::count()
@@ -51,6 +53,10 @@ unsafe impl Backend for Cuda {
 
     fn can_access_peer(from: &CudaDevice, to: &CudaDevice) -> Result<bool, Fault> {
         from.can_access(to)
+    }
+
+    fn link(from: &CudaDevice, to: &CudaDevice) -> Result<Link, Fault> {
+        link::between(from, to)
     }
 
     fn enable_peer_access(from: &CudaDevice, to: &CudaDevice) -> Result<(), Fault> {
@@ -118,6 +124,14 @@ unsafe impl Backend for Cuda {
 
     fn record(stream: &CudaStream) -> Result<CudaEvent, Fault> {
         stream.record()
+    }
+
+    fn record_timed(stream: &CudaStream) -> Result<CudaEvent, Fault> {
+        stream.record_timed()
+    }
+
+    fn elapsed(from: &CudaEvent, to: &CudaEvent) -> Result<Duration, Fault> {
+        from.elapsed(to)
     }
 
     fn wait_event(stream: &CudaStream, event: &CudaEvent) -> Result<(), Fault> {

@@ -158,9 +158,17 @@ impl CudaStream {
     }
 
     pub(super) fn record(&self) -> Result<CudaEvent, Fault> {
+        self.record_as(false)
+    }
+
+    pub(super) fn record_timed(&self) -> Result<CudaEvent, Fault> {
+        self.record_as(true)
+    }
+
+    fn record_as(&self, timed: bool) -> Result<CudaEvent, Fault> {
         let stream = self.here()?;
         let _current = self.inner.device.enter()?;
-        let event = CudaEvent::new(&self.inner.device)?;
+        let event = CudaEvent::new(&self.inner.device, timed)?;
         // SAFETY: event and stream are of one context.
         unsafe { call!(cuEventRecord(event.inner.handle.0, stream))? };
         Ok(event)
@@ -207,6 +215,8 @@ pub struct CudaEvent {
 struct EventInner {
     device: CudaDevice,
     handle: EventHandle,
+    /// Takes the time, and is not used again: measurements alone have such.
+    timed: bool,
 }
 
 // SAFETY: as for streams.
@@ -214,19 +224,31 @@ unsafe impl Sync for EventInner {}
 
 impl CudaEvent {
     /// One that was used before, or a new one. The device's context is current.
-    fn new(device: &CudaDevice) -> Result<Self, Fault> {
-        let kept = device.events().lock().unwrap_or_else(PoisonError::into_inner).pop();
+    fn new(device: &CudaDevice, timed: bool) -> Result<Self, Fault> {
+        let mut pool = device.events().lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = if timed { None } else { pool.pop() };
+        drop(pool);
         let handle = match kept {
             Some(handle) => handle,
             None => {
                 let mut handle = std::ptr::null_mut();
-                let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+                let flags = if timed { 0 } else { sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32 };
                 // SAFETY: a local.
                 unsafe { call!(cuEventCreate(&raw mut handle, flags))? };
                 EventHandle(handle)
             }
         };
-        Ok(CudaEvent { inner: Arc::new(EventInner { device: device.clone(), handle }) })
+        Ok(CudaEvent { inner: Arc::new(EventInner { device: device.clone(), handle, timed }) })
+    }
+
+    pub(super) fn elapsed(&self, to: &CudaEvent) -> Result<Duration, Fault> {
+        let _current = self.inner.device.enter()?;
+        let mut milliseconds = 0.0;
+        // SAFETY: a local; both events are alive.
+        let result =
+            unsafe { (driver::driver()?.elapsed)(&raw mut milliseconds, self.inner.handle.0, to.inner.handle.0) };
+        driver::check("cuEventElapsedTime", result)?;
+        Ok(Duration::from_secs_f64(f64::from(milliseconds.max(0.0)) / 1e3))
     }
 
     fn passed(&self) -> Result<bool, Fault> {
@@ -261,6 +283,13 @@ impl CudaEvent {
 impl Drop for EventInner {
     fn drop(&mut self) {
         let handle = EventHandle(self.handle.0);
+        if self.timed {
+            if let Ok(_current) = self.device.enter() {
+                // SAFETY: it is given back once; the driver keeps it until it has passed.
+                let _ = unsafe { call!(cuEventDestroy_v2(handle.0)) };
+            }
+            return;
+        }
         self.device.events().lock().unwrap_or_else(PoisonError::into_inner).push(handle);
     }
 }

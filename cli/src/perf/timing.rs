@@ -1,0 +1,160 @@
+//! How the time of a call is taken, and what lies in the caches before it.
+
+use std::time::{Duration, Instant};
+
+use crossccl::{Backend, Buffer, Communicator, Replay};
+
+use super::{
+    Clock, CommonArguments,
+    job::{Job, Place},
+};
+use crate::error::CliError;
+
+/// Calls in the shorter and in the longer graph: enough of them that what a graph costs by itself does not count, few
+/// enough that a sample of a large size does not take seconds.
+fn graph_calls(bytes: u64) -> (usize, usize) {
+    match bytes {
+        0..=0x10_0000 => (5, 45),
+        0x10_0001..=0x400_0000 => (2, 12),
+        _ => (1, 4),
+    }
+}
+
+pub(crate) struct Timing {
+    clock: Clock,
+    warmup: u32,
+    iters: u32,
+    calls: (usize, usize),
+    places: usize,
+}
+
+impl Timing {
+    /// For calls of `bytes`, on devices whose caches hold `cache` (0: they need not be cold).
+    pub(crate) fn new(clock: Clock, common: &CommonArguments, bytes: u64, cache: u64) -> Self {
+        let calls = graph_calls(bytes);
+        // Nothing can be done between the calls of a graph: each finds its data where none has been before it.
+        let places = if clock == Clock::Graph { cache.div_ceil(bytes.max(1)).clamp(1, calls.1 as u64) } else { 1 };
+        Timing { clock, warmup: common.warmup, iters: common.iters, calls, places: places as usize }
+    }
+
+    /// Places that each buffer must have.
+    pub(crate) fn places(&self) -> usize {
+        self.places
+    }
+
+    /// The timed calls, or in graphs their averages.
+    pub(crate) fn samples<B: Backend>(
+        &self,
+        comm: &Communicator<B>,
+        job: &mut dyn Job<B>,
+        place: Place,
+        caches: &mut Option<Caches<B>>,
+    ) -> Result<Vec<Duration>, CliError> {
+        for _ in 0..self.warmup {
+            job.call(place, 0)?.wait()?;
+        }
+        let mut flush = || caches.as_mut().map_or(Ok(()), Caches::flush);
+        match self.clock {
+            Clock::Host => (0..self.iters)
+                .map(|_| {
+                    flush()?;
+                    let begin = Instant::now();
+                    job.call(place, 0)?.wait()?;
+                    Ok(begin.elapsed())
+                })
+                .collect(),
+            Clock::Events => (0..self.iters)
+                .map(|_| {
+                    flush()?;
+                    let begin = events(comm)?;
+                    let flight = job.call(place, 0)?;
+                    let end = events(comm)?;
+                    flight.wait()?;
+                    elapsed::<B>(&begin, &end)
+                })
+                .collect(),
+            Clock::Graph => {
+                let (few, many) = self.calls;
+                let (short, long) = (self.graph(comm, job, place, few)?, self.graph(comm, job, place, many)?);
+                let mut time = |replay: &Replay<B>| -> Result<Duration, CliError> {
+                    flush()?;
+                    let begin = Instant::now();
+                    replay.launch()?.wait()?;
+                    Ok(begin.elapsed())
+                };
+                // The first launch of each carries it to the devices.
+                time(&short)?;
+                time(&long)?;
+                (0..self.iters)
+                    .map(|_| {
+                        let (short, long) = (time(&short)?, time(&long)?);
+                        Ok(long.saturating_sub(short) / (many - few) as u32)
+                    })
+                    .collect()
+            }
+        }
+    }
+
+    fn graph<B: Backend>(
+        &self,
+        comm: &Communicator<B>,
+        job: &mut dyn Job<B>,
+        place: Place,
+        calls: usize,
+    ) -> Result<Replay<B>, CliError> {
+        let mut recording = comm.record();
+        (0..calls).try_for_each(|call| job.record(place, call % self.places, &mut recording))?;
+        Ok(recording.finish()?)
+    }
+}
+
+/// An event on each rank's stream.
+fn events<B: Backend>(comm: &Communicator<B>) -> Result<Vec<B::Event>, CliError> {
+    (0..comm.ranks()).filter_map(|rank| comm.stream(rank)).map(|stream| told(B::record_timed(stream))).collect()
+}
+
+/// What the slowest rank took.
+fn elapsed<B: Backend>(begin: &[B::Event], end: &[B::Event]) -> Result<Duration, CliError> {
+    let mut slowest = Duration::ZERO;
+    for (begin, end) in begin.iter().zip(end) {
+        told(B::wait(end, None))?;
+        slowest = slowest.max(told(B::elapsed(begin, end))?);
+    }
+    Ok(slowest)
+}
+
+fn told<T>(answer: Result<T, crossccl::Fault>) -> Result<T, CliError> {
+    answer.map_err(|fault| CliError::Failure(format!("perf: {} answered {} ({})", fault.call, fault.name, fault.code)))
+}
+
+/// Memory on each device to fill its caches with.
+pub(crate) struct Caches<B: Backend> {
+    /// Of the largest.
+    pub(crate) bytes: u64,
+    fill: Vec<Buffer<B, u8>>,
+    byte: u8,
+}
+
+impl<B: Backend> Caches<B> {
+    pub(crate) fn new(comm: &Communicator<B>) -> Result<Self, CliError> {
+        let (mut bytes, mut fill, mut devices) = (0, Vec::new(), Vec::new());
+        for rank in 0..comm.ranks() {
+            let Some(stream) = comm.stream(rank) else { continue };
+            let device = B::device_of(stream);
+            if devices.contains(&device) {
+                continue;
+            }
+            let cache = told(B::properties(&device, comm.ranks(), 1))?.cache;
+            // Twice, as caches do not forget what is oldest strictly.
+            fill.push(Buffer::new(stream, 2 * cache as usize)?);
+            devices.push(device);
+            bytes = cache.max(bytes);
+        }
+        Ok(Caches { bytes, fill, byte: 0 })
+    }
+
+    fn flush(&mut self) -> Result<(), CliError> {
+        self.byte = self.byte.wrapping_add(1);
+        self.fill.iter_mut().try_for_each(|buffer| Ok(buffer.fill_bytes(self.byte)?))
+    }
+}
