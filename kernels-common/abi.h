@@ -15,7 +15,7 @@ namespace crossccl {
 // Ranks of one communicator. 8 is the tuned range, 64 the width of the `missing` bit mask.
 constexpr uint32_t kMaxRanks = 64;
 // Blocks of one launch. Flags exist for this many, so it is checked on the host (case B10).
-constexpr uint32_t kMaxBlocks = 64;
+constexpr uint32_t kMaxBlocks = 128;
 // A peer that I depend on waits for my credit, so it is never two launches ahead: two slots.
 constexpr uint32_t kRecordSlots = 2;
 // NVIDIA and AMD move 128-byte lines; on the CPU it is two 64-byte lines (adjacent-line prefetch).

@@ -4,7 +4,7 @@
 /// The most ranks of one communicator. 8 is the tuned range.
 pub const MAX_RANKS: usize = 64;
 /// The most blocks of one launch.
-pub const MAX_BLOCKS: u32 = 64;
+pub const MAX_BLOCKS: u32 = 128;
 pub(crate) const RECORD_SLOTS: u64 = 2;
 pub(crate) const PHASES: u64 = 2;
 pub(crate) const LINE: u64 = 128;

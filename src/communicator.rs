@@ -413,15 +413,7 @@ impl<B: Backend> Communicator<B> {
         for (rank, stream) in streams.iter().enumerate() {
             raw::check_stream(&self.shared, operation, rank, stream)?;
         }
-        if let Some((rank, _)) = (streams.iter().enumerate()).find(|(rank, s)| streams[..*rank].contains(s)) {
-            return Err(crate::collective::invalid(
-                operation,
-                Some(rank),
-                "stream",
-                "a stream of its own",
-                "another rank's",
-            ));
-        }
+        raw::check_streams::<B>(operation, streams, |rank, fault| self.shared.driver_error(rank, fault))?;
         let busy = non_empty(prepared);
         busy.iter().try_for_each(|one| raw::check_memory(&self.shared, one))?;
         let _turn = self.shared.turn();

@@ -76,7 +76,7 @@ pub use graph::Graph;
 pub use half;
 pub use in_flight::InFlight;
 pub use op::ReduceOp;
-pub use plan::{Algorithm, Facts, Kernel, Overlap, Part, Partition, Plan, Resident};
+pub use plan::{Algorithm, Blocks, Facts, Kernel, Overlap, Part, Partition, Plan};
 pub use rank::Rank;
 pub use rank_comm::RankComm;
 pub use raw::RawRank;

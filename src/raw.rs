@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use crate::{
     abi::{Arguments, form, hash},
-    backend::{Backend, Unfit},
+    backend::{Backend, Fault, Unfit},
     collective::Prepared,
     communicator::{Launch, RankState, Shared},
     error::{Error, Result},
@@ -53,6 +53,24 @@ pub(crate) fn check_stream<B: Backend>(
     let expected = format!("a stream of the rank's device {}", B::ordinal(device));
     let got = format!("one of device {}", B::ordinal(&B::device_of(stream)));
     Err(crate::collective::invalid(operation, Some(rank), "stream", expected, got))
+}
+
+/// No rank's stream may wait for another's, which waits for it: work of theirs would never meet.
+pub(crate) fn check_streams<B: Backend>(
+    operation: &'static str,
+    streams: &[B::Stream],
+    error: impl Fn(usize, Fault) -> Error,
+) -> Result<()> {
+    for (rank, stream) in streams.iter().enumerate() {
+        for (other, before) in streams[..rank].iter().enumerate() {
+            if B::serialized(stream, before).map_err(|f| error(rank, f))? {
+                let expected = "one that does not wait for another rank's".to_owned();
+                let got = format!("{stream:?}, and rank {other} has {before:?}");
+                return Err(crate::collective::invalid(operation, Some(rank), "stream", expected, got));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// What a rank's launch touches on its own device, for backends that know memory of the caller's. To be asked
@@ -211,7 +229,7 @@ pub(crate) fn mark_end<B: Backend>(
 }
 
 /// A group of one rank.
-fn copy_alone<B: Backend>(prepared: &Prepared, stream: &B::Stream) -> Result<(), crate::backend::Fault> {
+fn copy_alone<B: Backend>(prepared: &Prepared, stream: &B::Stream) -> Result<(), Fault> {
     let bytes = prepared.request.bytes() as usize;
     let RawRank { send, recv, .. } = prepared.addresses;
     if bytes == 0 || send == recv {

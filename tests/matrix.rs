@@ -11,7 +11,7 @@
 mod support;
 
 macro_rules! for_each_backend {
-    ($($(#[$attribute:meta])* $name:ident: $backend:ty),* $(,)?) => { $(
+    ($($(#[$attribute:meta])* $name:ident: $backend:ty $(, which has $more:ident)?;)*) => { $(
         $(#[$attribute])*
         #[path = "suite"]
         mod $name {
@@ -26,13 +26,14 @@ macro_rules! for_each_backend {
             mod ranks;
             mod reduce_scatter;
             mod stress;
+            $(mod $more;)?
         }
     )* };
 }
 
 for_each_backend! {
     #[cfg(feature = "cpu")]
-    cpu: crossccl::Cpu,
+    cpu: crossccl::Cpu;
     #[cfg(feature = "cuda")]
-    cuda: crossccl::Cuda,
+    cuda: crossccl::Cuda, which has default_streams;
 }

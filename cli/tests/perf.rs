@@ -325,7 +325,7 @@ mod cpu {
         let stdout = text(&output.stdout);
         assert!(stdout.starts_with(&format!("crossccl {}\n", env!("CARGO_PKG_VERSION"))), "{stdout}");
         for line in [
-            "limits: 64 ranks, 64 blocks a launch",
+            "limits: 64 ranks, 128 blocks a launch",
             "  cpu   compiled in      available",
             "         0   1   2",
             "     0   -  ok  ok",

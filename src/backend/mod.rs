@@ -35,7 +35,10 @@ cfg_if::cfg_if! {
     }
 }
 
-use crate::{abi::Arguments, plan::Kernel};
+use crate::{
+    abi::Arguments,
+    plan::{Blocks, Kernel},
+};
 
 /// What a driver or the operating system answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -97,7 +100,7 @@ pub struct Properties {
     /// For people.
     pub name: String,
     /// Blocks that a launch should have at most, of each rank on the device, when nothing was asked for.
-    pub preferred_blocks: u32,
+    pub preferred_blocks: Blocks,
     /// Bytes that one block takes at a time (`kTile` of the target).
     pub tile: u64,
     /// Threads of a block.
@@ -258,6 +261,14 @@ pub unsafe trait Backend: Sized + fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// The driver's answer.
     fn create_stream(device: &Self::Device) -> Result<Self::Stream, Fault>;
+    /// Whether work on one of two streams waits for work on the other, though nobody asked for it: two ranks cannot
+    /// meet on them.
+    ///
+    /// # Errors
+    /// The driver's answer.
+    fn serialized(one: &Self::Stream, other: &Self::Stream) -> Result<bool, Fault> {
+        Ok(one == other)
+    }
     /// The device of a stream.
     fn device_of(stream: &Self::Stream) -> Self::Device;
     /// Enqueues a launch.

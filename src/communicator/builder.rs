@@ -11,7 +11,7 @@ use crate::{
     buffer::Buffer,
     collective::{Agreement, invalid},
     error::{Error, Result},
-    plan::{Facts, Kernel, Resident},
+    plan::{Blocks, Facts, Kernel},
     rank::Rank,
     raw,
     signal::{SignalLayout, domain_sizes, signal_buffer_bytes},
@@ -122,7 +122,7 @@ impl<B: Backend> Builder<B> {
 
         let mut shared = Vec::with_capacity(ranks);
         let mut apart = true;
-        let (mut default_blocks, mut resident, mut tile, mut coherent) = (self.max_blocks, Resident::UNKNOWN, 0, true);
+        let (mut default_blocks, mut resident, mut tile, mut coherent) = (Blocks::MOST, Blocks::MOST, 0, true);
         for (rank, device) in devices.iter().enumerate() {
             let error = |f| driver_error::<B>(device, rank, f);
             let sharing = devices.iter().filter(|d| *d == device).count() as u32;
@@ -132,7 +132,7 @@ impl<B: Backend> Builder<B> {
             for (kernel, function) in Kernel::all().zip(&functions) {
                 resident.limit(kernel, B::resident_blocks(device, *function).map_err(error)? / sharing);
             }
-            default_blocks = default_blocks.min(properties.preferred_blocks).max(1);
+            default_blocks = default_blocks.min(properties.preferred_blocks);
             tile = properties.tile;
             coherent &= properties.coherent;
             let stream = match self.streams.get(rank) {
@@ -255,11 +255,6 @@ impl<B: Backend> Builder<B> {
             if let Some(got) = self.streams.get(rank).and_then(&elsewhere) {
                 return Err(invalid(OPERATION, Some(rank), "stream", expected, got));
             }
-            if let Some(stream) = self.streams.get(rank).filter(|s| self.streams[..rank].contains(s)) {
-                // One stream would have the second rank wait behind the first, which waits for it.
-                let got = format!("{stream:?} again");
-                return Err(invalid(OPERATION, Some(rank), "stream", "a stream of its own", got));
-            }
             let Some(buffer) = self.signal_buffers.get(rank) else { continue };
             if buffer.memory().is_in_flight() || buffer.memory().is_borrowed() {
                 return Err(Error::Busy {
@@ -283,7 +278,7 @@ impl<B: Backend> Builder<B> {
                 ));
             }
         }
-        Ok(())
+        raw::check_streams::<B>(OPERATION, &self.streams, |rank, fault| driver_error::<B>(&devices[rank], rank, fault))
     }
 }
 

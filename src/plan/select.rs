@@ -105,9 +105,10 @@ pub enum Overlap {
 pub struct Facts {
     /// Blocks that a launch has at most unless the call asks for more: the minimum over the ranks of what their
     /// device prefers.
-    pub default_blocks: u32,
-    /// Blocks that a launch may have at all.
-    pub resident: Resident,
+    pub default_blocks: Blocks,
+    /// Blocks of one launch that run at the same time on every device, divided by the ranks that share it (I6): more
+    /// would wait for each other in turn, for ever.
+    pub resident: Blocks,
     /// Blocks that the signal buffers have flags for.
     pub max_blocks: u32,
     /// Bytes of one payload half; 0 where no payload was asked for.
@@ -120,25 +121,32 @@ pub struct Facts {
     pub apart: bool,
 }
 
-/// Blocks of one launch that run at the same time on every device, divided by the ranks that share it (I6): more would
-/// wait for each other in turn, for ever. By collective, since kernels differ in what they take.
+/// Numbers of blocks by collective, since their kernels differ in what they take and in who works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Resident {
+pub struct Blocks {
     /// Of the broadcast kernels.
     pub broadcast: u32,
     /// Of the reduce-scatter kernels.
     pub reduce_scatter: u32,
 }
 
-impl Resident {
-    pub(crate) const UNKNOWN: Resident = Resident { broadcast: u32::MAX, reduce_scatter: u32::MAX };
+impl Blocks {
+    pub(crate) const MOST: Blocks = Blocks { broadcast: u32::MAX, reduce_scatter: u32::MAX };
 
     /// Takes in that `blocks` of `kernel` are resident; at least one always is.
     pub(crate) fn limit(&mut self, kernel: Kernel, blocks: u32) {
         let of =
             if matches!(kernel, Kernel::ReduceScatter(..)) { &mut self.reduce_scatter } else { &mut self.broadcast };
         *of = (*of).min(blocks).max(1);
+    }
+
+    /// The smaller of each, and one at least.
+    pub(crate) fn min(self, other: Blocks) -> Blocks {
+        Blocks {
+            broadcast: self.broadcast.min(other.broadcast).max(1),
+            reduce_scatter: self.reduce_scatter.min(other.reduce_scatter).max(1),
+        }
     }
 
     fn of(&self, collective: &Collective) -> u32 {
@@ -236,7 +244,7 @@ pub(crate) fn select(request: &Request, wishes: Wishes, facts: &Facts) -> Result
         ),
     };
     let resident = facts.resident.of(&request.collective);
-    let cap = max_blocks.unwrap_or(facts.default_blocks).min(facts.max_blocks).min(resident);
+    let cap = max_blocks.unwrap_or(facts.default_blocks.of(&request.collective)).min(facts.max_blocks).min(resident);
     let tiles = share.div_ceil(facts.tile).clamp(1, u64::from(cap.max(1)));
     let overlap = if facts.apart && tiles * 2 <= u64::from(resident) { overlap } else { Overlap::Off };
     let Ok(count) = u32::try_from(rounds.rounds) else {
@@ -257,8 +265,8 @@ mod tests {
     use crate::dtype::DType;
 
     const FACTS: Facts = Facts {
-        default_blocks: 4,
-        resident: Resident { broadcast: 64, reduce_scatter: 64 },
+        default_blocks: Blocks { broadcast: 4, reduce_scatter: 2 },
+        resident: Blocks { broadcast: 64, reduce_scatter: 64 },
         max_blocks: 64,
         payload_half: 1 << 20,
         tile: 16 << 10,
@@ -301,7 +309,19 @@ mod tests {
         assert_eq!(blocks(1 << 30, None), 4);
         assert_eq!(blocks(1 << 30, Some(64)), 64);
         assert_eq!(blocks(1 << 30, Some(1)), 1);
-        let crowded = Facts { resident: Resident { broadcast: 16, reduce_scatter: 8 }, ..FACTS };
+        let part = Request {
+            collective: Collective::ReduceScatter {
+                op: crate::op::ReduceOp::Sum,
+                partition: crate::plan::Partition::new(&[1 << 30], 0, 2).unwrap(),
+                shape: [1 << 30].into_iter().collect(),
+                axis: 0,
+                output: DType::U8,
+                factor: 1.0,
+            },
+            ..broadcast(2, 1 << 30)
+        };
+        assert_eq!(select(&part, Wishes::default(), &FACTS).unwrap().blocks, 2);
+        let crowded = Facts { resident: Blocks { broadcast: 16, reduce_scatter: 8 }, ..FACTS };
         let blocks = |max| select(&broadcast(2, 1 << 30), blocks_of(max), &crowded).unwrap().blocks;
         assert_eq!((blocks(None), blocks(Some(64))), (4, 16));
     }

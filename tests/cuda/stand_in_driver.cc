@@ -937,6 +937,13 @@ DRIVER int cuLaunchKernelEx(const LaunchConfig* config, void* function, void** p
   return kSuccess;
 }
 
+DRIVER int cuStreamGetFlags(void* stream, unsigned* flags) {
+  ENTER();
+  stream_of(stream, __func__);
+  *flags = (uintptr_t)stream > 2;  // Those that are made here are non-blocking.
+  return kSuccess;
+}
+
 DRIVER int cuStreamIsCapturing(void* stream, int* status) {
   ENTER();
   if ((uintptr_t)stream < 2 && captures > 0) return kCaptureImplicit;

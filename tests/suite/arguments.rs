@@ -57,7 +57,10 @@ fn builders() {
         );
     }
     let stream = B::create_stream(&B::open(0).expect("device")).expect("stream");
-    let text = format!("communicator: stream of rank 1: expected a stream of its own, got {stream:?} again");
+    let text = format!(
+        "communicator: stream of rank 1: expected one that does not wait for another rank's, got {stream:?}, and rank 0 has \
+         {stream:?}"
+    );
     refused(Communicator::<B>::builder([0, 0]).virtual_ranks(true).streams([stream.clone(), stream]).build(), &text);
 }
 

@@ -3,7 +3,7 @@
 use std::{fs, num::NonZero, thread::available_parallelism};
 
 use super::super::{Fault, Properties};
-use crate::abi::MAX_RANKS;
+use crate::{abi::MAX_RANKS, plan::Blocks};
 
 /// Bytes of the largest cache, by Linux's files ("16384K"); elsewhere that of a large server processor.
 fn cache() -> u64 {
@@ -32,10 +32,11 @@ impl CpuDevice {
 
     pub(super) fn properties(&self, ranks: usize) -> Properties {
         let cores = available_parallelism().map_or(1, NonZero::get);
+        // One block a rank when cores are short.
+        let blocks = (cores / ranks.max(1)).max(1) as u32;
         Properties {
             name: format!("virtual device {} of {cores} cores", self.ordinal),
-            // One block a rank when cores are short.
-            preferred_blocks: (cores / ranks.max(1)).max(1) as u32,
+            preferred_blocks: Blocks { broadcast: blocks, reduce_scatter: blocks },
             tile: 16 << 10,
             threads: 1,
             coherent: true,

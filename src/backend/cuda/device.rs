@@ -12,10 +12,13 @@ use super::{
     images,
     memory::Pool,
 };
-use crate::plan::Kernel;
+use crate::{
+    abi::MAX_BLOCKS,
+    plan::{Blocks, Kernel},
+};
 
 /// More are for callers who ask: two communicators on one device shall fit together.
-const PREFERRED_BLOCKS: usize = 64;
+const PREFERRED_BLOCKS: u32 = 64;
 
 /// Programmatic dependent launch came with this compute capability; kernels-cuda/target_cuda.h waits from it on.
 const OVERLAPPING: c_int = 90;
@@ -129,12 +132,14 @@ impl CudaDevice {
     }
 
     pub(super) fn properties(&self, sharing: usize) -> Result<Properties, Fault> {
-        let each = self.processors()? as usize / sharing.max(1);
+        // 64 fill a link between two H200. Ranks that share a device: one block a multiprocessor for all that work, which
+        // of a broadcast's are all but the root.
+        let most = if sharing > 1 { MAX_BLOCKS } else { PREFERRED_BLOCKS };
+        let processors = self.processors()?;
+        let among = |ranks: usize| (processors / ranks.max(1) as u32).clamp(1, most);
         Ok(Properties {
             name: self.inner.name.clone(),
-            // 64 fill a link between two H200. Ranks that share a device: one block a multiprocessor for all; with
-            // two, broadcasts of 1 GiB took 11 % longer with 4 ranks and 24 % with 8 (H200, 2026-11-29).
-            preferred_blocks: each.clamp(1, PREFERRED_BLOCKS) as u32,
+            preferred_blocks: Blocks { broadcast: among(sharing.saturating_sub(1)), reduce_scatter: among(sharing) },
             tile: images::TILE,
             threads: images::THREADS,
             coherent: true,

@@ -19,7 +19,7 @@ const LIBRARIES: [&str; 2] = ["libcuda.so", "libcuda.so.1"];
 const OLDEST: c_int = 12_000;
 
 /// Every function that is called through the bindings.
-const FUNCTIONS: [&str; 50] = [
+const FUNCTIONS: [&str; 51] = [
     "cuInit",
     "cuDriverGetVersion",
     "cuGetErrorName",
@@ -56,6 +56,7 @@ const FUNCTIONS: [&str; 50] = [
     "cuStreamWaitEvent",
     "cuStreamSynchronize",
     "cuStreamIsCapturing",
+    "cuStreamGetFlags",
     "cuThreadExchangeStreamCaptureMode",
     "cuStreamBeginCapture_v2",
     "cuStreamEndCapture",

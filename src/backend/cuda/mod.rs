@@ -98,6 +98,10 @@ unsafe impl Backend for Cuda {
         CudaStream::new(device)
     }
 
+    fn serialized(one: &CudaStream, other: &CudaStream) -> Result<bool, Fault> {
+        Ok(one == other || one.is_legacy_beside(other)? || other.is_legacy_beside(one)?)
+    }
+
     fn device_of(stream: &CudaStream) -> CudaDevice {
         stream.device().clone()
     }

@@ -49,7 +49,8 @@ impl CudaStream {
         Ok(Self::with(device, handle, true, None))
     }
 
-    /// The legacy default stream of the device.
+    /// The legacy default stream of the device. Another rank on the same device cannot have a stream that waits for it:
+    /// the default stream of a thread, or one made without the flag that makes it non-blocking.
     pub fn legacy(device: &CudaDevice) -> Self {
         Self::with(device, LEGACY as sys::CUstream, false, None)
     }
@@ -96,6 +97,21 @@ impl CudaStream {
             )),
             _ => Ok(self.inner.handle),
         }
+    }
+
+    /// Whether this is the legacy default stream, which waits for each of the device's streams that were not made
+    /// otherwise, and they for it, and `other` is one of those.
+    pub(super) fn is_legacy_beside(&self, other: &CudaStream) -> Result<bool, Fault> {
+        let legacy = |stream: &CudaStream| stream.inner.handle as usize == LEGACY;
+        if self.inner.device != other.inner.device || !legacy(self) {
+            return Ok(false);
+        }
+        let handle = other.here()?;
+        let _current = self.inner.device.enter()?;
+        let mut flags = 0;
+        // SAFETY: a local.
+        unsafe { call!(cuStreamGetFlags(handle, &raw mut flags))? };
+        Ok(flags & sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32 == 0)
     }
 
     pub(super) fn launch(&self, function: CudaFunction, blocks: u32, arguments: &Arguments) -> Result<(), Fault> {
