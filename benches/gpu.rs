@@ -1,16 +1,28 @@
 //! Speed on the CUDA devices of this machine, by graph replay, so that no launch is in the numbers: the time of one
 //! call is the difference between graphs of many calls and of few, divided by the calls between them, the median of
 //! several. `cargo bench --features cuda --bench gpu -- [RANKS [BYTES [BLOCKS]]]`, each a list with commas: ranks
-//! beyond the devices share them. Beside the collectives, in the same run: plain copies that move the bytes of a
-//! broadcast, one after the other in a graph; what a call costs the host; how long it takes to set up.
+//! beyond the devices share them. Calls go round over places in larger memory, so that they find no data in a cache
+//! that large calls would not.
+//!
+//! Beside the collectives, in the same run: the driver's copies that move the bytes of a broadcast, one after the other
+//! in a graph; where ranks share one device and CROSSCCL_PLAIN names what nvcc made of `plain.cu` (`scripts/gpu-tests
+//! pack` does), one kernel without a rendezvous that moves the same bytes, and as many empty ones as there are ranks;
+//! what a call costs the host, and what its parts do; how long it takes to set up.
 
-use std::time::{Duration, Instant};
-
-use crossccl::{
-    Algorithm, Backend, Broadcast, Communicator, Cuda, DType, Error, Graph, RawRank, ReduceOp, ReduceScatter, Result,
+use std::{
+    ffi::{CString, c_void},
+    time::{Duration, Instant},
 };
 
+use crossccl::{
+    Algorithm, Backend, Broadcast, Communicator, Cuda, DType, Error, Fault, RawRank, ReduceOp, ReduceScatter, Result,
+};
+use cudarc::driver::sys;
+
 type Stream = <Cuda as Backend>::Stream;
+
+/// Bytes that a round over all places of a rank's memory goes through: twice what the cache of an H200 holds.
+const COLD: usize = 128 << 20;
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with("--")).collect();
@@ -31,16 +43,17 @@ fn main() -> Result<()> {
         let begin = Instant::now();
         let comm = Communicator::<Cuda>::builder_for_ranks(ranks).timeout(Duration::from_secs(10)).build()?;
         println!("# {ranks} ranks on {} devices: set up in {:?}", ranks.min(devices), begin.elapsed());
+        let plain = if devices == 1 { Plain::load()? } else { None };
         for bytes in list(1, &sizes) {
             for blocks in list(2, &[0]) {
-                for line in [
-                    row(&comm, bytes, blocks, &Case::Broadcast(Algorithm::OneStage)),
-                    row(&comm, bytes, blocks, &Case::Broadcast(Algorithm::TwoStageDirect)),
-                    row(&comm, bytes, blocks, &Case::Broadcast(Algorithm::TwoStageStaged)),
-                    row(&comm, bytes, blocks, &Case::ReduceScatter(DType::F32)),
-                    row(&comm, bytes, blocks, &Case::ReduceScatter(DType::BF16)),
+                for case in [
+                    Case::Broadcast(Algorithm::OneStage),
+                    Case::Broadcast(Algorithm::TwoStageDirect),
+                    Case::Broadcast(Algorithm::TwoStageStaged),
+                    Case::ReduceScatter(DType::F32),
+                    Case::ReduceScatter(DType::BF16),
                 ] {
-                    match line {
+                    match row(&comm, bytes, blocks, &case, plain.as_ref()) {
                         Ok(line) => println!("{line}"),
                         Err(error) => {
                             println!("{bytes} bytes, {blocks} blocks: {error}");
@@ -49,16 +62,23 @@ fn main() -> Result<()> {
                     }
                 }
             }
-            let copies = copies(&comm, bytes)?;
-            println!(
-                "{ranks} ranks {bytes:>11} B  {:<28} {:>10.2} us",
-                format!("{} copies in turn", ranks - 1),
-                micros(copies)
-            );
+            let line =
+                |name: String, time| println!("{ranks} ranks {bytes:>11} B  {name:<28} {:>10.2} us", micros(time));
+            line(format!("{} copies in turn", ranks - 1), copies(&comm, bytes)?);
         }
-        host(&comm)?;
+        if let Some(plain) = &plain {
+            let memory = Memory::new(&comm, 1024, 0, 1)?;
+            let empty = |stream: &Stream, _: usize| plain.launch(stream, "plain_empty", 1, &[], &[], 0);
+            let time = per_call(&memory.streams, 1024, |rank, call| empty(&memory.streams[rank], call))?;
+            println!("{ranks} ranks, empty kernels: {:.2} us", micros(time));
+        }
+        host(&comm, plain.as_ref())?;
     }
     Ok(())
+}
+
+fn told<T>(answer: std::result::Result<T, Fault>) -> Result<T> {
+    answer.map_err(|f| Error::Unsupported { operation: "bench", what: format!("{}: {}", f.call, f.name) })
 }
 
 enum Case {
@@ -66,64 +86,100 @@ enum Case {
     ReduceScatter(DType),
 }
 
+/// Each rank's buffers, `places` times what a call needs.
 struct Memory {
     streams: Vec<Stream>,
-    raw: Vec<RawRank>,
+    send: Vec<u64>,
+    recv: Vec<u64>,
+    step: (usize, usize),
+    places: usize,
     _buffers: Vec<crossccl::Buffer<Cuda, u8>>,
 }
 
-fn memory(comm: &Communicator<Cuda>, send: usize, recv: usize, in_place_root: Option<usize>) -> Result<Memory> {
-    let (mut raw, mut buffers) = (Vec::new(), Vec::new());
-    for rank in 0..comm.ranks() {
-        let input = comm.buffer::<u8>(rank, send)?;
-        let mut one = RawRank::new(input.address(), input.address());
-        buffers.push(input);
-        if in_place_root.is_none() {
-            let output = comm.buffer::<u8>(rank, recv)?;
-            one.recv = output.address();
-            buffers.push(output);
+impl Memory {
+    /// `recv` of 0: in place.
+    fn new(comm: &Communicator<Cuda>, send: usize, recv: usize, places: usize) -> Result<Memory> {
+        let step = (send.next_multiple_of(1024), recv.next_multiple_of(1024));
+        let (mut inputs, mut outputs, mut buffers) = (Vec::new(), Vec::new(), Vec::new());
+        for rank in 0..comm.ranks() {
+            let input = comm.buffer::<u8>(rank, step.0 * places)?;
+            inputs.push(input.address());
+            outputs.push(input.address());
+            buffers.push(input);
+            if recv > 0 {
+                let output = comm.buffer::<u8>(rank, step.1 * places)?;
+                outputs[rank] = output.address();
+                buffers.push(output);
+            }
         }
-        raw.push(one);
+        let streams = (0..comm.ranks()).filter_map(|r| comm.stream(r).cloned()).collect();
+        Ok(Memory { streams, send: inputs, recv: outputs, step, places, _buffers: buffers })
     }
-    let streams = (0..comm.ranks()).filter_map(|r| comm.stream(r).cloned()).collect();
-    Ok(Memory { streams, raw, _buffers: buffers })
+
+    fn at(&self, call: usize) -> Vec<RawRank> {
+        let place = call % self.places;
+        let step = (self.step.0 * place, if self.step.1 == 0 { self.step.0 } else { self.step.1 } * place);
+        let ranks = self.send.iter().zip(&self.recv);
+        ranks.map(|(s, r)| RawRank::new(s + step.0 as u64, r + step.1 as u64)).collect()
+    }
 }
 
-fn row(comm: &Communicator<Cuda>, bytes: usize, blocks: usize, case: &Case) -> Result<String> {
+fn row(comm: &Communicator<Cuda>, bytes: usize, blocks: usize, case: &Case, plain: Option<&Plain>) -> Result<String> {
     let ranks = comm.ranks();
-    let limit = |blocks: usize| (blocks > 0).then_some(blocks as u32);
-    let (name, time, plan) = match case {
+    let places = (COLD / bytes).clamp(1, calls(bytes).1);
+    let (name, time, plan, beside) = match case {
         Case::Broadcast(algorithm) => {
-            let memory = memory(comm, bytes, 0, Some(0))?;
+            let memory = Memory::new(comm, bytes, 0, places)?;
             let mut what = Broadcast::from_root(0).algorithm(*algorithm);
-            if let Some(blocks) = limit(blocks) {
-                what = what.max_blocks(blocks);
+            if blocks > 0 {
+                what = what.max_blocks(blocks as u32);
             }
             let plan = comm.plan_broadcast(bytes, DType::U8, what.clone())?;
-            // SAFETY: the memory lives until after the waits.
-            let call =
-                || unsafe { comm.broadcast_raw(&memory.raw, &memory.streams, bytes, DType::U8, what.clone())?.wait() };
-            (format!("broadcast {algorithm}"), per_call(comm, &memory.streams, bytes, call)?, plan)
+            let time = collective(comm, &memory, bytes, |call| {
+                // SAFETY: the memory lives until after the waits.
+                unsafe { comm.broadcast_raw(&memory.at(call), &memory.streams, bytes, DType::U8, what.clone())?.wait() }
+            })?;
+            let beside = plain.filter(|_| *algorithm == Algorithm::OneStage).map(|plain| {
+                per_call(&memory.streams[..1], bytes, |_, call| {
+                    let at = memory.at(call);
+                    let to: Vec<u64> = at[1..].iter().map(|r| r.recv).collect();
+                    let name = format!("plain_fan_out_{}", ranks - 1);
+                    plain.launch(&memory.streams[0], &name, plain.blocks, &[at[0].send], &to, bytes)
+                })
+            });
+            (format!("broadcast {algorithm}"), time, plan, beside.transpose()?)
         }
         Case::ReduceScatter(dtype) => {
             let count = bytes / dtype.size();
-            let memory = memory(comm, bytes, bytes.div_ceil(ranks) + 16, None)?;
+            let memory = Memory::new(comm, bytes, bytes.div_ceil(ranks) + 16, places)?;
             let mut what = ReduceScatter::new(ReduceOp::Sum);
-            if let Some(blocks) = limit(blocks) {
-                what = what.max_blocks(blocks);
+            if blocks > 0 {
+                what = what.max_blocks(blocks as u32);
             }
             let plan = comm.plan_reduce_scatter(0, count, *dtype, what.clone())?;
             let counts = vec![count; ranks];
-            // SAFETY: as above.
-            let call = || unsafe {
-                comm.reduce_scatter_raw(&memory.raw, &memory.streams, &counts, *dtype, what.clone())?.wait()
-            };
-            (format!("reduce-scatter {dtype}"), per_call(comm, &memory.streams, bytes, call)?, plan)
+            let time = collective(comm, &memory, bytes, |call| {
+                let at = memory.at(call);
+                // SAFETY: as above.
+                unsafe { comm.reduce_scatter_raw(&at, &memory.streams, &counts, *dtype, what.clone())?.wait() }
+            })?;
+            let whole = plain.map(|_| Memory::new(comm, 1024, bytes, places)).transpose()?;
+            let beside = plain.zip(whole.as_ref()).map(|(plain, whole)| {
+                per_call(&memory.streams[..1], bytes, |_, call| {
+                    let from: Vec<u64> = memory.at(call).iter().map(|r| r.send).collect();
+                    let name = format!("plain_fan_in_{dtype}_{ranks}");
+                    plain.launch(&memory.streams[0], &name, plain.blocks, &from, &[whole.at(call)[0].recv], bytes)
+                })
+            });
+            (format!("reduce-scatter {dtype}"), time, plan, beside.transpose()?)
         }
     };
     let rate = bytes as f64 / time.as_secs_f64() / 1e9;
+    let beside = beside.map_or_else(String::new, |p| {
+        format!("  plain {:>9.2} us, {:.2} of it", micros(p), time.as_secs_f64() / p.as_secs_f64())
+    });
     Ok(format!(
-        "{ranks} ranks {bytes:>11} B  {name:<28} {:>10.2} us {rate:>9.1} GB/s  {} blocks",
+        "{ranks} ranks {bytes:>11} B  {name:<28} {:>10.2} us {rate:>9.1} GB/s  {:>3} blocks{beside}",
         micros(time),
         plan.blocks
     ))
@@ -133,94 +189,213 @@ fn micros(time: Duration) -> f64 {
     time.as_secs_f64() * 1e6
 }
 
-/// Graphs of few and of many calls; the difference has no launch in it.
-fn per_call(
-    comm: &Communicator<Cuda>,
-    streams: &[Stream],
-    bytes: usize,
-    call: impl Fn() -> Result<()>,
-) -> Result<Duration> {
-    let (few, many) = if bytes <= 1 << 20 {
-        (5, 45)
-    } else if bytes <= 64 << 20 {
-        (2, 12)
-    } else {
-        (1, 5)
-    };
-    let graph = |calls: usize| -> Result<Graph<Cuda>> {
-        // SAFETY: the caller keeps the memory.
-        unsafe { comm.capture(streams, || (0..calls).try_for_each(|_| call())) }
-    };
-    let (few_graph, many_graph) = (graph(few)?, graph(many)?);
-    let replay = |graph: &Graph<Cuda>| -> Result<Duration> {
-        let begin = Instant::now();
-        // SAFETY: as above.
-        unsafe { graph.launch()? }.wait()?;
-        Ok(begin.elapsed())
-    };
+/// Calls of the shorter and of the longer graph.
+fn calls(bytes: usize) -> (usize, usize) {
+    match bytes {
+        0..=0x10_0000 => (5, 45),
+        0x10_0001..=0x400_0000 => (2, 12),
+        _ => (1, 5),
+    }
+}
+
+/// The median difference of `time` of many calls and of few, for one call.
+fn difference(bytes: usize, mut time: impl FnMut(bool) -> Result<Duration>) -> Result<Duration> {
+    let (few, many) = calls(bytes);
     for _ in 0..3 {
-        replay(&few_graph)?;
-        replay(&many_graph)?;
+        time(false)?;
+        time(true)?;
     }
     let mut times = Vec::new();
     for _ in 0..9 {
-        let (a, b) = (replay(&few_graph)?, replay(&many_graph)?);
+        let (a, b) = (time(false)?, time(true)?);
         times.push(b.saturating_sub(a) / (many - few) as u32);
     }
     times.sort();
     Ok(times[times.len() / 2])
 }
 
-/// As many plain copies as a broadcast has receivers, each from the root's memory on its own rank's stream.
-fn copies(comm: &Communicator<Cuda>, bytes: usize) -> Result<Duration> {
-    let memory = memory(comm, bytes, 0, Some(0))?;
-    let time = |repeat: usize| -> Result<Duration> {
+fn collective(
+    comm: &Communicator<Cuda>,
+    memory: &Memory,
+    bytes: usize,
+    call: impl Fn(usize) -> Result<()>,
+) -> Result<Duration> {
+    let (few, many) = calls(bytes);
+    // SAFETY: the caller keeps the memory.
+    let graph = |calls: usize| unsafe { comm.capture(&memory.streams, || (0..calls).try_for_each(&call)) };
+    let graphs = [graph(few)?, graph(many)?];
+    difference(bytes, |long| {
         let begin = Instant::now();
-        for _ in 0..repeat {
-            for rank in 1..comm.ranks() {
-                // SAFETY: the memory lives until after the waits.
-                unsafe { Cuda::copy(&memory.streams[rank], memory.raw[rank].recv, memory.raw[0].send, bytes) }
-                    .map_err(|f| Error::Unsupported { operation: "copy", what: f.name })?;
-            }
-        }
-        for stream in &memory.streams {
-            let done = Cuda::record(stream).and_then(|e| Cuda::wait(&e, None));
-            done.map_err(|f| Error::Unsupported { operation: "copy", what: f.name })?;
-        }
+        // SAFETY: as above.
+        unsafe { graphs[usize::from(long)].launch()? }.wait()?;
         Ok(begin.elapsed())
-    };
-    time(3)?;
-    let mut times: Vec<_> = (0..7).map(|_| Ok((time(2)?, time(12)?))).collect::<Result<_>>()?;
-    times.sort_by_key(|(a, b)| b.saturating_sub(*a));
-    let (a, b) = times[times.len() / 2];
-    Ok(b.saturating_sub(a) / 10)
+    })
 }
 
-/// What enqueuing one call of all ranks costs the host, and a call with its wait.
-fn host(comm: &Communicator<Cuda>) -> Result<()> {
-    let memory = memory(comm, 1024, 0, Some(0))?;
-    // SAFETY: the memory lives until after the waits.
-    let call = || unsafe { comm.broadcast_raw(&memory.raw, &memory.streams, 1024, DType::U8, 0) };
-    for _ in 0..20 {
-        call()?.wait()?;
+/// What `call(rank, number)` enqueues on the stream of each rank, likewise.
+fn per_call(streams: &[Stream], bytes: usize, call: impl Fn(usize, usize) -> Result<()>) -> Result<Duration> {
+    let (few, many) = calls(bytes);
+    let graph = |calls: usize, rank: usize| {
+        told(Cuda::begin_capture(&streams[rank]))?;
+        let outcome = (0..calls).try_for_each(|n| call(rank, n));
+        let graph = told(Cuda::end_capture(&streams[rank]));
+        outcome.and(graph)
+    };
+    let graphs = [few, many].map(|calls| (0..streams.len()).map(|rank| graph(calls, rank)).collect::<Result<Vec<_>>>());
+    let [few, many] = graphs;
+    let graphs = [few?, many?];
+    difference(bytes, |long| {
+        let begin = Instant::now();
+        for (stream, graph) in streams.iter().zip(&graphs[usize::from(long)]) {
+            // SAFETY: the caller keeps the memory.
+            told(unsafe { Cuda::launch_graph(stream, graph) })?;
+        }
+        for stream in streams {
+            told(Cuda::record(stream).and_then(|e| Cuda::wait(&e, None)))?;
+        }
+        Ok(begin.elapsed())
+    })
+}
+
+/// As many plain copies as a broadcast has receivers, each from the root's memory on its own rank's stream.
+fn copies(comm: &Communicator<Cuda>, bytes: usize) -> Result<Duration> {
+    let memory = Memory::new(comm, bytes, 0, (COLD / bytes).clamp(1, calls(bytes).1))?;
+    per_call(&memory.streams[1..], bytes, |rank, call| {
+        let at = memory.at(call);
+        // SAFETY: the memory lives until after the waits.
+        told(unsafe { Cuda::copy(&memory.streams[rank + 1], at[rank + 1].recv, at[0].send, bytes) })
+    })
+}
+
+/// The kernels of `plain.cu`, on device 0.
+struct Plain {
+    module: sys::CUmodule,
+    blocks: u32,
+}
+
+#[repr(C)]
+struct Argument {
+    from: [u64; 8],
+    to: [u64; 8],
+    bytes: u64,
+    unused: [u64; 70],
+}
+
+fn driver(call: &'static str, result: sys::CUresult) -> Result<()> {
+    let fault = || Error::Unsupported { operation: call, what: format!("{result:?}") };
+    (result == sys::CUresult::CUDA_SUCCESS).then_some(()).ok_or_else(fault)
+}
+
+impl Plain {
+    fn load() -> Result<Option<Plain>> {
+        let Some(path) = std::env::var_os("CROSSCCL_PLAIN") else { return Ok(None) };
+        let image = std::fs::read(&path).map_err(|e| Error::Unsupported {
+            operation: "CROSSCCL_PLAIN",
+            what: format!("{}: {e}", path.display()),
+        })?;
+        let _entered = told(Cuda::enter(&told(Cuda::open(0))?))?;
+        let mut module = std::ptr::null_mut();
+        // SAFETY: a local; the image is one of nvcc's, whole, and outlives the call.
+        driver("cuModuleLoadData", unsafe { sys::cuModuleLoadData(&raw mut module, image.as_ptr().cast()) })?;
+        Ok(Some(Plain { module, blocks: 132 * 4 }))
     }
-    let begin = Instant::now();
-    let launched = (0..100).map(|_| call()).collect::<Result<Vec<_>>>()?;
-    let enqueued = begin.elapsed() / 100;
-    launched.iter().try_for_each(|l| l.wait())?;
+
+    fn launch(&self, stream: &Stream, name: &str, blocks: u32, from: &[u64], to: &[u64], bytes: usize) -> Result<()> {
+        let _entered = told(Cuda::enter(&Cuda::device_of(stream)))?;
+        let mut argument = Argument { from: [0; 8], to: [0; 8], bytes: bytes as u64, unused: [0; 70] };
+        argument.from[..from.len()].copy_from_slice(from);
+        argument.to[..to.len()].copy_from_slice(to);
+        let name = CString::new(name).unwrap_or_default();
+        let mut function = std::ptr::null_mut();
+        // SAFETY: a local; the module is loaded.
+        let found = unsafe { sys::cuModuleGetFunction(&raw mut function, self.module, name.as_ptr()) };
+        driver("cuModuleGetFunction", found)?;
+        let mut parameters: [*mut c_void; 1] = [(&raw mut argument).cast()];
+        let stream = stream.handle() as sys::CUstream;
+        // SAFETY: the kernels take one argument of this layout.
+        driver("cuLaunchKernel", unsafe {
+            sys::cuLaunchKernel(
+                function,
+                blocks,
+                1,
+                1,
+                256,
+                1,
+                1,
+                0,
+                stream,
+                parameters.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        })
+    }
+}
+
+/// What enqueuing one call of all ranks costs the host and what its parts do, bare launches beside it, and a call with
+/// its wait. Medians of bursts of 50, between which everything comes to rest.
+fn host(comm: &Communicator<Cuda>, plain: Option<&Plain>) -> Result<()> {
+    let ranks = comm.ranks();
+    let memory = Memory::new(comm, 1024, 0, 1)?;
+    let at = memory.at(0);
+    // SAFETY: the memory lives until after the waits.
+    let call = || unsafe { comm.broadcast_raw(&at, &memory.streams, 1024, DType::U8, 0) };
+    let burst = |what: &dyn Fn() -> Result<()>| -> Result<f64> {
+        let mut times = Vec::new();
+        for _ in 0..21 {
+            let begin = Instant::now();
+            (0..50).try_for_each(|_| what())?;
+            times.push(micros(begin.elapsed()) / 50.0);
+            for stream in &memory.streams {
+                told(Cuda::record(stream).and_then(|e| Cuda::wait(&e, None)))?;
+            }
+        }
+        times.sort_by(f64::total_cmp);
+        Ok(times[10])
+    };
+    let each = |what: &dyn Fn(usize) -> Result<()>| burst(&|| (0..ranks).try_for_each(what));
+    let device = |rank: usize| Cuda::device_of(&memory.streams[rank]);
+    let enqueued = burst(&|| call().map(drop))?;
+    let record = each(&|rank| told(Cuda::record(&memory.streams[rank])).map(drop))?;
+    let capturing = each(&|rank| told(Cuda::is_capturing(&memory.streams[rank])).map(drop))?;
+    let enter = each(&|rank| told(Cuda::enter(&device(rank))).map(drop))?;
+    let devices: Vec<_> = (0..ranks).map(device).collect();
+    let peers: Vec<_> = devices.iter().collect();
+    let check = each(&|rank| {
+        Cuda::check_memory(peers[rank], &peers, at[rank].recv, 1024)
+            .map_err(|e| Error::Unsupported { operation: "check", what: format!("{e:?}") })
+    })?;
+    let bare = plain
+        .map(|plain| {
+            // The functions are looked up each time; what that costs is taken off.
+            let launch = each(&|rank| plain.launch(&memory.streams[rank], "plain_empty", 1, &[], &[], 0))?;
+            let enter = each(&|rank| plain.found(&memory.streams[rank]))?;
+            Ok::<_, Error>(launch - enter)
+        })
+        .transpose()?;
     let mut times = (0..101)
         .map(|_| {
             let begin = Instant::now();
             call()?.wait()?;
-            Ok(begin.elapsed())
+            Ok(micros(begin.elapsed()))
         })
         .collect::<Result<Vec<_>>>()?;
-    times.sort();
+    times.sort_by(f64::total_cmp);
+    println!("{ranks} ranks, 1 KiB broadcast: enqueued in {enqueued:.2} us, with its wait {:.2} us", times[50]);
     println!(
-        "{} ranks, 1 KiB broadcast: enqueued in {:.2} us, with its wait {:.2} us",
-        comm.ranks(),
-        micros(enqueued),
-        micros(times[50])
+        "{ranks} ranks, of that: {check:.2} us a check of one address, {record:.2} events, {capturing:.2} capture queries, \
+         {enter:.2} contexts; bare launches {}",
+        bare.map_or_else(|| "not measured".into(), |b| format!("{b:.2}, ratio {:.2}", enqueued / b))
     );
     Ok(())
+}
+
+impl Plain {
+    /// All of [`launch`](Self::launch) but the launch.
+    fn found(&self, stream: &Stream) -> Result<()> {
+        let _entered = told(Cuda::enter(&Cuda::device_of(stream)))?;
+        let mut function = std::ptr::null_mut();
+        // SAFETY: a local; the module is loaded.
+        let found = unsafe { sys::cuModuleGetFunction(&raw mut function, self.module, c"plain_empty".as_ptr()) };
+        driver("cuModuleGetFunction", found)
+    }
 }

@@ -40,8 +40,8 @@ fn b14_numbers_of_ranks() {
 fn builders() {
     needs_device!();
     let builder = || crate::support::builder::<B>(0..2);
-    refused(builder().max_blocks(0).build(), "communicator: max_blocks: expected 1 to 64, got 0");
-    refused(builder().max_blocks(100_000).build(), "communicator: max_blocks: expected 1 to 64, got 100000");
+    refused(builder().max_blocks(0).build(), "communicator: max_blocks: expected 1 to 128, got 0");
+    refused(builder().max_blocks(100_000).build(), "communicator: max_blocks: expected 1 to 128, got 100000");
     refused(builder().timeout(Duration::ZERO).build(), "communicator: timeout: expected more than zero (or None), got 0 s");
     refused(
         Communicator::<B>::builder([0, 0]).build(),
@@ -152,8 +152,8 @@ fn lengths() {
     ReduceScatter::new(ReduceOp::Sum).shape([3, 4]).strides([1, 3]),
     "strides [1, 3] are not those of a contiguous row-major tensor of shape [3, 4] ([4, 1]); copy the tensor to a contiguous one first"
 )]
-#[case::no_blocks(ReduceScatter::new(ReduceOp::Sum).max_blocks(0), "max_blocks: expected 1 to 64, got 0")]
-#[case::b10_blocks(ReduceScatter::new(ReduceOp::Sum).max_blocks(100_000), "max_blocks: expected 1 to 64, got 100000")]
+#[case::no_blocks(ReduceScatter::new(ReduceOp::Sum).max_blocks(0), "max_blocks: expected 1 to 128, got 0")]
+#[case::b10_blocks(ReduceScatter::new(ReduceOp::Sum).max_blocks(100_000), "max_blocks: expected 1 to 128, got 100000")]
 #[case::no_time(ReduceScatter::new(ReduceOp::Sum).timeout(Duration::ZERO), "timeout: expected more than zero (or no_timeout), got 0 s")]
 #[case::algorithm(
     ReduceScatter::new(ReduceOp::Sum).algorithm(Algorithm::TwoStage),
