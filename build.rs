@@ -5,6 +5,8 @@ mod build {
     pub(crate) mod cpu;
     #[cfg(feature = "cuda")]
     pub(crate) mod cuda;
+    #[cfg(feature = "cuda")]
+    pub(crate) mod gpu;
     pub(crate) mod toolchain;
 }
 

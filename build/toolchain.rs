@@ -34,6 +34,52 @@ pub(crate) fn kernels(
     }
 }
 
+/// What the kernels of all GPUs share.
+#[cfg(any(feature = "cuda", feature = "rocm", test))]
+pub(crate) mod gpu {
+    /// Whether `CROSSCCL_DENY_WARNINGS` makes warnings errors. Stack frames and spills always are.
+    pub(crate) fn deny_warnings(env: impl Fn(&str) -> Option<String>) -> bool {
+        env("CROSSCCL_DENY_WARNINGS").is_some_and(|value| !value.is_empty() && value != "0")
+    }
+
+    /// The value of `constexpr T name = value;` in a header, where value is a product of numbers. The header
+    /// owns it; the host's copy is written from it.
+    pub(crate) fn constant(header: &str, name: &str) -> Option<u64> {
+        let pattern = format!(" {name} = ");
+        let line = header.lines().find(|line| line.starts_with("constexpr ") && line.contains(&pattern))?;
+        let value = line.split(&pattern).nth(1)?.split(';').next()?;
+        value.split('*').try_fold(1u64, |product, factor| Some(product * factor.trim().parse::<u64>().ok()?))
+    }
+
+    /// A number of the sources, so that prebuilt images of other ones are refused (FNV-1a over names and
+    /// contents; the same on every machine).
+    pub(crate) fn fingerprint<'a>(files: impl IntoIterator<Item = (&'a str, &'a [u8])>) -> u64 {
+        let mut hash = 0xcbf2_9ce4_8422_2325u64;
+        for (name, contents) in files {
+            for part in [name.as_bytes(), contents] {
+                for byte in part.len().to_le_bytes().iter().chain(part) {
+                    hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
+                }
+            }
+        }
+        hash
+    }
+
+    /// The architectures of a prebuilt image by its report, if it was made from these sources.
+    pub(crate) fn prebuilt(report: &str, sources: u64) -> Result<Vec<String>, String> {
+        let line = |name: &str| report.lines().find_map(|line| line.strip_prefix(name));
+        let theirs = line("sources ").ok_or("the report names no sources")?;
+        let ours = format!("{sources:016x}");
+        if theirs != ours {
+            return Err(format!(
+                "the image was made from sources {theirs}, this is {ours}: it belongs to another version"
+            ));
+        }
+        let list = line("architectures ").ok_or("the report names no architectures")?;
+        Ok(list.split(' ').map(Into::into).collect())
+    }
+}
+
 /// NVIDIA's kernels.
 #[cfg(any(feature = "cuda", test))]
 pub(crate) mod cuda {
@@ -152,11 +198,6 @@ pub(crate) mod cuda {
             }
         }
         Ok(found)
-    }
-
-    /// Whether `CROSSCCL_DENY_WARNINGS` makes warnings errors. Stack frames and spills always are.
-    pub(crate) fn deny_warnings(env: impl Fn(&str) -> Option<String>) -> bool {
-        env("CROSSCCL_DENY_WARNINGS").is_some_and(|value| !value.is_empty() && value != "0")
     }
 
     /// The release of a compiler from what `nvcc --version` prints.
@@ -286,29 +327,6 @@ pub(crate) mod cuda {
         if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
     }
 
-    /// The value of `constexpr T name = value;` in a header, where value is a product of numbers. The header
-    /// owns it; the host's copy is written from it.
-    pub(crate) fn constant(header: &str, name: &str) -> Option<u64> {
-        let pattern = format!(" {name} = ");
-        let line = header.lines().find(|line| line.starts_with("constexpr ") && line.contains(&pattern))?;
-        let value = line.split(&pattern).nth(1)?.split(';').next()?;
-        value.split('*').try_fold(1u64, |product, factor| Some(product * factor.trim().parse::<u64>().ok()?))
-    }
-
-    /// A number of the sources, so that prebuilt images of other ones are refused (FNV-1a over names and
-    /// contents; the same on every machine).
-    pub(crate) fn fingerprint<'a>(files: impl IntoIterator<Item = (&'a str, &'a [u8])>) -> u64 {
-        let mut hash = 0xcbf2_9ce4_8422_2325u64;
-        for (name, contents) in files {
-            for part in [name.as_bytes(), contents] {
-                for byte in part.len().to_le_bytes().iter().chain(part) {
-                    hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
-                }
-            }
-        }
-        hash
-    }
-
     /// What stands beside an image: what it was made from and what its kernels take.
     pub(crate) fn report(
         sources: u64,
@@ -331,19 +349,5 @@ pub(crate) mod cuda {
             );
         }
         text
-    }
-
-    /// The architectures of a prebuilt image by its report, if it was made from these sources.
-    pub(crate) fn prebuilt(report: &str, sources: u64) -> Result<Vec<String>, String> {
-        let line = |name: &str| report.lines().find_map(|line| line.strip_prefix(name));
-        let theirs = line("sources ").ok_or("the report names no sources")?;
-        let ours = format!("{sources:016x}");
-        if theirs != ours {
-            return Err(format!(
-                "the image was made from sources {theirs}, this is {ours}: it belongs to another version"
-            ));
-        }
-        let list = line("architectures ").ok_or("the report names no architectures")?;
-        Ok(list.split(' ').map(Into::into).collect())
     }
 }
