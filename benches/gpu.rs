@@ -278,7 +278,7 @@ struct Argument {
     from: [u64; 8],
     to: [u64; 8],
     bytes: u64,
-    unused: [u64; 70],
+    unused: [u64; 72],
 }
 
 fn driver(call: &'static str, result: sys::CUresult) -> Result<()> {
@@ -302,7 +302,7 @@ impl Plain {
 
     fn launch(&self, stream: &Stream, name: &str, blocks: u32, from: &[u64], to: &[u64], bytes: usize) -> Result<()> {
         let _entered = told(Cuda::enter(&Cuda::device_of(stream)))?;
-        let mut argument = Argument { from: [0; 8], to: [0; 8], bytes: bytes as u64, unused: [0; 70] };
+        let mut argument = Argument { from: [0; 8], to: [0; 8], bytes: bytes as u64, unused: [0; 72] };
         argument.from[..from.len()].copy_from_slice(from);
         argument.to[..to.len()].copy_from_slice(to);
         let name = CString::new(name).unwrap_or_default();

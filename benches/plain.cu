@@ -5,7 +5,7 @@
 
 struct Plain {
   uint64_t from[8], to[8], bytes;
-  uint64_t unused[70];  // As large as the argument of the collectives' kernels.
+  uint64_t unused[72];  // As large as the argument of the collectives' kernels.
 };
 
 // Reads once, writes N times.
