@@ -7,10 +7,11 @@
 //! Beside the collectives, in the same run: the driver's copies that move the bytes of a broadcast, one after the other
 //! in a graph; where ranks share one device and CROSSCCL_PLAIN names what nvcc made of `plain.cu` (`scripts/gpu-tests
 //! pack` does), one kernel without a rendezvous that moves the same bytes, and as many empty ones as there are ranks;
-//! what a call costs the host, and what its parts do; how long it takes to set up.
+//! where every rank has a device and CROSSCCL_NCCL names its library, NCCL, in graphs, with plain memory and with
+//! registered windows; what a call costs the host, and what its parts do; how long it takes to set up.
 
 use std::{
-    ffi::{CString, c_void},
+    ffi::{CString, c_int, c_void},
     time::{Duration, Instant},
 };
 
@@ -44,6 +45,7 @@ fn main() -> Result<()> {
         let comm = Communicator::<Cuda>::builder_for_ranks(ranks).timeout(Duration::from_secs(10)).build()?;
         println!("# {ranks} ranks on {} devices: set up in {:?}", ranks.min(devices), begin.elapsed());
         let plain = if devices == 1 { Plain::load()? } else { None };
+        let nccl = if devices >= ranks { Nccl::load(&comm)? } else { None };
         for bytes in list(1, &sizes) {
             for blocks in list(2, &[0]) {
                 for case in [
@@ -60,6 +62,11 @@ fn main() -> Result<()> {
                             comm.reset()?;
                         }
                     }
+                }
+            }
+            if let Some(nccl) = &nccl {
+                for dtype in [None, Some(DType::F32), Some(DType::BF16)] {
+                    println!("{}", nccl.row(&comm, bytes, dtype)?);
                 }
             }
             let line =
@@ -244,17 +251,194 @@ fn per_call(streams: &[Stream], bytes: usize, call: impl Fn(usize, usize) -> Res
     let graphs = [few, many].map(|calls| (0..streams.len()).map(|rank| graph(calls, rank)).collect::<Result<Vec<_>>>());
     let [few, many] = graphs;
     let graphs = [few?, many?];
-    difference(bytes, |long| {
-        let begin = Instant::now();
-        for (stream, graph) in streams.iter().zip(&graphs[usize::from(long)]) {
-            // SAFETY: the caller keeps the memory.
-            told(unsafe { Cuda::launch_graph(stream, graph) })?;
+    difference(bytes, |long| run_graphs(streams, &graphs[usize::from(long)]))
+}
+
+/// NCCL, by its C interface, from the library that CROSSCCL_NCCL names: a communicator a rank, all driven by this
+/// thread.
+struct Nccl {
+    library: libloading::Library,
+    comms: Vec<*mut c_void>,
+}
+
+impl Nccl {
+    /// `None` where no library is named.
+    fn load(comm: &Communicator<Cuda>) -> Result<Option<Nccl>> {
+        let Some(path) = std::env::var_os("CROSSCCL_NCCL") else { return Ok(None) };
+        let error = |e: libloading::Error| Error::Unsupported { operation: "CROSSCCL_NCCL", what: e.to_string() };
+        // SAFETY: NCCL's library has initialisers of its own and no requirements.
+        let library = unsafe { libloading::Library::new(&path) }.map_err(error)?;
+        let mut nccl = Nccl { library, comms: vec![std::ptr::null_mut(); comm.ranks()] };
+        let devices: Vec<c_int> = (0..comm.ranks())
+            .filter_map(|r| comm.stream(r))
+            .map(|s| Cuda::ordinal(&Cuda::device_of(s)) as c_int)
+            .collect();
+        type Init = unsafe extern "C" fn(*mut *mut c_void, c_int, *const c_int) -> c_int;
+        let mut version = 0;
+        // SAFETY: as NCCL's header declares them; as many places as ranks.
+        unsafe {
+            told_by_nccl(
+                "ncclGetVersion",
+                nccl.get::<unsafe extern "C" fn(*mut c_int) -> c_int>(b"ncclGetVersion")?(&mut version),
+            )?;
+            let init = nccl.get::<Init>(b"ncclCommInitAll")?;
+            let comms = nccl.comms.as_mut_ptr();
+            told_by_nccl("ncclCommInitAll", init(comms, devices.len() as c_int, devices.as_ptr()))?;
         }
-        for stream in streams {
-            told(Cuda::record(stream).and_then(|e| Cuda::wait(&e, None)))?;
+        println!("# NCCL {version}");
+        Ok(Some(nccl))
+    }
+
+    /// # Safety
+    /// `F` is the function's type.
+    unsafe fn get<F: Copy>(&self, name: &[u8]) -> Result<F> {
+        // SAFETY: the caller's promise.
+        let found = unsafe { self.library.get::<F>(name) };
+        found.map(|f| *f).map_err(|e| Error::Unsupported { operation: "NCCL", what: e.to_string() })
+    }
+
+    /// Memory that can be registered.
+    fn allocate(&self, device: &<Cuda as Backend>::Device, bytes: usize) -> Result<u64> {
+        let _entered = told(Cuda::enter(device))?;
+        let mut address = std::ptr::null_mut();
+        // SAFETY: as NCCL's header declares it.
+        unsafe {
+            let allocate = self.get::<unsafe extern "C" fn(*mut *mut c_void, usize) -> c_int>(b"ncclMemAlloc")?;
+            told_by_nccl("ncclMemAlloc", allocate(&mut address, bytes))?;
         }
-        Ok(begin.elapsed())
-    })
+        Ok(address as u64)
+    }
+
+    fn group(&self, calls: impl FnOnce() -> Result<()>) -> Result<()> {
+        type Plain = unsafe extern "C" fn() -> c_int;
+        // SAFETY: as NCCL's header declares them.
+        let (start, end) = unsafe { (self.get::<Plain>(b"ncclGroupStart")?, self.get::<Plain>(b"ncclGroupEnd")?) };
+        // SAFETY: no requirements.
+        told_by_nccl("ncclGroupStart", unsafe { start() })?;
+        let outcome = calls();
+        // SAFETY: likewise.
+        told_by_nccl("ncclGroupEnd", unsafe { end() })?;
+        outcome
+    }
+
+    /// Windows over `addresses`, one a rank, each of `bytes`.
+    fn windows(&self, addresses: &[u64], bytes: usize) -> Result<()> {
+        type Register = unsafe extern "C" fn(*mut c_void, *mut c_void, usize, *mut *mut c_void, c_int) -> c_int;
+        // SAFETY: as NCCL's header declares it.
+        let register = unsafe { self.get::<Register>(b"ncclCommWindowRegister")? };
+        let mut windows = vec![std::ptr::null_mut(); addresses.len()];
+        self.group(|| {
+            for (rank, window) in windows.iter_mut().enumerate() {
+                // NCCL_WIN_COLL_SYMMETRIC
+                // SAFETY: the memory is the rank's, of that size, and stays.
+                let code = unsafe { register(self.comms[rank], addresses[rank] as *mut c_void, bytes, window, 1) };
+                told_by_nccl("ncclCommWindowRegister", code)?;
+            }
+            Ok(())
+        })
+    }
+
+    fn broadcast(&self, at: &[RawRank], streams: &[Stream], bytes: usize) -> Result<()> {
+        type Call =
+            unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, *mut c_void, *mut c_void) -> c_int;
+        // SAFETY: as NCCL's header declares it.
+        let call = unsafe { self.get::<Call>(b"ncclBroadcast")? };
+        self.group(|| {
+            for (rank, one) in at.iter().enumerate() {
+                let (send, recv) = (one.send as *const c_void, one.recv as *mut c_void);
+                // SAFETY: the memory lives until the streams are at rest. ncclUint8 is 1.
+                let code =
+                    unsafe { call(send, recv, bytes, 1, 0, self.comms[rank], streams[rank].handle() as *mut c_void) };
+                told_by_nccl("ncclBroadcast", code)?;
+            }
+            Ok(())
+        })
+    }
+
+    fn reduce_scatter(&self, at: &[RawRank], streams: &[Stream], count: usize, dtype: DType) -> Result<()> {
+        type Call =
+            unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, *mut c_void, *mut c_void) -> c_int;
+        // SAFETY: as NCCL's header declares it.
+        let call = unsafe { self.get::<Call>(b"ncclReduceScatter")? };
+        // ncclFloat32, ncclBfloat16
+        let number = if dtype == DType::F32 { 7 } else { 9 };
+        self.group(|| {
+            for (rank, one) in at.iter().enumerate() {
+                let (send, recv) = (one.send as *const c_void, one.recv as *mut c_void);
+                let (each, stream) = (count / at.len(), streams[rank].handle() as *mut c_void);
+                // SAFETY: the memory lives until the streams are at rest. ncclSum is 0.
+                let code = unsafe { call(send, recv, each, number, 0, self.comms[rank], stream) };
+                told_by_nccl("ncclReduceScatter", code)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// A line of its times in graphs, with plain and with registered memory, and of its calls on the host.
+    fn row(&self, comm: &Communicator<Cuda>, bytes: usize, dtype: Option<DType>) -> Result<String> {
+        let ranks = comm.ranks();
+        let places = (COLD / bytes).clamp(1, calls(bytes).1);
+        let plain = Memory::new(comm, bytes, dtype.map_or(0, |_| bytes.div_ceil(ranks) + 16), places)?;
+        let time = |memory: &Memory| {
+            together(&memory.streams, bytes, |call| match dtype {
+                None => self.broadcast(&memory.at(call), &memory.streams, bytes),
+                Some(dtype) => self.reduce_scatter(&memory.at(call), &memory.streams, bytes / dtype.size(), dtype),
+            })
+        };
+        let usual = time(&plain)?;
+        let whole = plain.step.0 * plain.places + plain.step.1 * plain.places;
+        let mut addresses = Vec::new();
+        for rank in 0..ranks {
+            let device = Cuda::device_of(&plain.streams[rank]);
+            addresses.push(self.allocate(&device, whole.next_multiple_of(1 << 21))?);
+        }
+        self.windows(&addresses, whole.next_multiple_of(1 << 21))?;
+        let recv = if dtype.is_some() { (plain.step.0 * plain.places) as u64 } else { 0 };
+        let registered = Memory {
+            send: addresses.clone(),
+            recv: addresses.iter().map(|a| a + recv).collect(),
+            _buffers: Vec::new(),
+            streams: plain.streams.clone(),
+            ..plain
+        };
+        let symmetric = time(&registered)?;
+        let name = dtype.map_or_else(|| "broadcast".into(), |d| format!("reduce-scatter {d}"));
+        Ok(format!(
+            "{ranks} ranks {bytes:>11} B  NCCL {name:<23} {:>10.2} us, registered windows {:>9.2} us",
+            micros(usual),
+            micros(symmetric)
+        ))
+    }
+}
+
+fn told_by_nccl(call: &'static str, code: c_int) -> Result<()> {
+    let fault = || Error::Unsupported { operation: call, what: format!("NCCL answered {code}") };
+    (code == 0).then_some(()).ok_or_else(fault)
+}
+
+/// What `call(number)` enqueues on all streams at once, in graphs.
+fn together(streams: &[Stream], bytes: usize, call: impl Fn(usize) -> Result<()>) -> Result<Duration> {
+    let (few, many) = calls(bytes);
+    let capture = |calls: usize| {
+        streams.iter().try_for_each(|stream| told(Cuda::begin_capture(stream)))?;
+        let outcome = (0..calls).try_for_each(&call);
+        let graphs: Vec<_> = streams.iter().map(|stream| told(Cuda::end_capture(stream))).collect();
+        outcome.and(graphs.into_iter().collect::<Result<Vec<_>>>())
+    };
+    let graphs = [capture(few)?, capture(many)?];
+    difference(bytes, |long| run_graphs(streams, &graphs[usize::from(long)]))
+}
+
+fn run_graphs(streams: &[Stream], graphs: &[<Cuda as Backend>::Graph]) -> Result<Duration> {
+    let begin = Instant::now();
+    for (stream, graph) in streams.iter().zip(graphs) {
+        // SAFETY: whoever captured it keeps the memory.
+        told(unsafe { Cuda::launch_graph(stream, graph) })?;
+    }
+    for stream in streams {
+        told(Cuda::record(stream).and_then(|e| Cuda::wait(&e, None)))?;
+    }
+    Ok(begin.elapsed())
 }
 
 /// As many plain copies as a broadcast has receivers, each from the root's memory on its own rank's stream.
