@@ -2,7 +2,7 @@
 //! whose answers are [`Fault`]s. The functions that must be there, their types and the constants are in `sys.rs`.
 
 use std::{
-    ffi::{CStr, CString, c_int},
+    ffi::{CStr, c_int},
     marker::PhantomData,
     path::Path,
     sync::OnceLock,
@@ -10,7 +10,7 @@ use std::{
 
 use super::{
     super::Fault,
-    sys::{self, Code},
+    sys::{self, Code, Functions},
 };
 
 /// Names by which a runtime is installed: those with a version are the programs', the bare one comes with headers.
@@ -29,48 +29,6 @@ const OLDEST: c_int = 50_200_000;
 
 /// What an emulator exports and no runtime of real devices does.
 const EMULATOR: &str = "crossccl_emulator_version";
-
-macro_rules! table {
-    (
-        required { $($name:ident($($argument:ident: $kind:ty),* $(,)?) -> $answer:ty;)* }
-        optional { $($other:ident($($other_argument:ident: $other_kind:ty),* $(,)?) -> $other_answer:ty;)* }
-    ) => {
-        /// The functions, found.
-        #[allow(non_snake_case)]
-        pub(super) struct Functions {
-            $(pub(super) $name: unsafe extern "C" fn($($argument: $kind),*) -> $answer,)*
-            $(pub(super) $other: Option<unsafe extern "C" fn($($other_argument: $other_kind),*) -> $other_answer>,)*
-        }
-
-        impl Functions {
-            /// Takes what `find` answers for each name; the names of those that are missing, if any is.
-            ///
-            /// # Safety
-            /// What `find` answers is the function of that name of a HIP runtime.
-            unsafe fn new(find: impl Fn(&'static str) -> Option<*const ()>) -> Result<Self, Vec<&'static str>> {
-                let mut missing = Vec::new();
-                $(#[allow(non_snake_case)]
-                let $name = find(stringify!($name)).or_else(|| {
-                    missing.push(stringify!($name));
-                    None
-                });)*
-                $(#[allow(non_snake_case)]
-                let $other = find(stringify!($other));)*
-                let ($(Some($name),)*) = ($($name,)*) else { return Err(missing) };
-                // SAFETY: the caller's promise.
-                Ok(unsafe {
-                    Functions {
-                        $($name: std::mem::transmute::<*const (), unsafe extern "C" fn($($kind),*) -> $answer>($name),)*
-                        $($other: $other.map(|found| {
-                            std::mem::transmute::<*const (), unsafe extern "C" fn($($other_kind),*) -> $other_answer>(found)
-                        }),)*
-                    }
-                })
-            }
-        }
-    };
-}
-for_each_function!(table);
 
 /// The runtime, found.
 pub(super) struct Driver {
@@ -261,7 +219,8 @@ impl Drop for Relaxed {
 pub(super) fn names(device: c_int) -> Result<(String, String), Fault> {
     let driver = driver()?;
     let mut properties = sys::DeviceProperties([0; 4096]);
-    let (call, get, at) = match (driver.functions.hipGetDevicePropertiesR0600, driver.functions.hipGetDeviceProperties) {
+    let (call, get, at) = match (driver.functions.hipGetDevicePropertiesR0600, driver.functions.hipGetDeviceProperties)
+    {
         (Some(get), _) => ("hipGetDevicePropertiesR0600", get, sys::ARCHITECTURE_AT_R0600),
         (None, Some(get)) => ("hipGetDeviceProperties", get, sys::ARCHITECTURE_AT),
         (None, None) => return Err(Fault::new("hipGetDeviceProperties", 0, "the runtime does not have it")),

@@ -83,6 +83,49 @@ macro_rules! for_each_function {
     };
 }
 
+macro_rules! table {
+    (
+        required { $($name:ident($($argument:ident: $kind:ty),* $(,)?) -> $answer:ty;)* }
+        optional { $($other:ident($($other_argument:ident: $other_kind:ty),* $(,)?) -> $other_answer:ty;)* }
+    ) => {
+        /// Those that must be there.
+        pub(super) const REQUIRED: &[&str] = &[$(stringify!($name)),*];
+
+        /// The functions, found.
+        #[allow(non_snake_case)]
+        pub(super) struct Functions {
+            $(pub(super) $name: unsafe extern "C" fn($($argument: $kind),*) -> $answer,)*
+            $(pub(super) $other: Option<unsafe extern "C" fn($($other_argument: $other_kind),*) -> $other_answer>,)*
+        }
+
+        impl Functions {
+            /// Takes what `find` answers for each name; the names of those that are missing, if any is.
+            ///
+            /// # Safety
+            /// What `find` answers is the function of that name of a HIP runtime.
+            pub(super) unsafe fn new(find: impl Fn(&'static str) -> Option<*const ()>) -> Result<Self, Vec<&'static str>> {
+                let missing: Vec<_> = REQUIRED.iter().filter(|name| find(name).is_none()).copied().collect();
+                if !missing.is_empty() {
+                    return Err(missing);
+                }
+                let there = |name| find(name).ok_or_else(|| vec![name]);
+                // SAFETY: the caller's promise.
+                Ok(unsafe {
+                    Functions {
+                        $($name: std::mem::transmute::<*const (), unsafe extern "C" fn($($kind),*) -> $answer>(
+                            there(stringify!($name))?
+                        ),)*
+                        $($other: find(stringify!($other)).map(|found| {
+                            std::mem::transmute::<*const (), unsafe extern "C" fn($($other_kind),*) -> $other_answer>(found)
+                        }),)*
+                    }
+                })
+            }
+        }
+    };
+}
+for_each_function!(table);
+
 /// `hipSuccess`
 pub(super) const SUCCESS: Code = 0;
 /// `hipErrorInvalidValue`
@@ -102,7 +145,9 @@ pub(super) const NOT_SUPPORTED: Code = 801;
 
 /// `hipDeviceAttributeMultiprocessorCount`
 pub(super) const MULTIPROCESSORS: c_int = 63;
-/// `hipDeviceAttributeWallClockRate`, in kHz. In HIP 5.5 and later.
+/// `hipDeviceAttributeFineGrainSupport`
+pub(super) const FINE_GRAIN_SUPPORT: c_int = 10016;
+/// `hipDeviceAttributeWallClockRate`, in kHz. Not in HIP 5.2.
 pub(super) const WALL_CLOCK_RATE: c_int = 10017;
 
 /// `hipStreamNonBlocking`
@@ -144,6 +189,21 @@ pub(super) struct PointerAttributes {
     pub(super) flags: c_uint,
     pub(super) room: [u64; 28],
 }
+
+impl PointerAttributes {
+    pub(super) const NOTHING: Self = PointerAttributes {
+        kind: -1,
+        device: -1,
+        device_address: std::ptr::null_mut(),
+        host_address: std::ptr::null_mut(),
+        managed: 0,
+        flags: 0,
+        room: [0; 28],
+    };
+}
+
+/// `hipMemoryTypeUnregistered` of HIP 6 and later. HIP 5 answers an error for what it does not know.
+pub(super) const MEMORY_UNREGISTERED: c_int = 0;
 
 /// `hipMemoryTypeHost` and `hipMemoryTypeDevice` of this HIP version: HIP 6 made room for 0, "unregistered".
 pub(super) const fn memory_types(version: c_int) -> (c_int, c_int) {
