@@ -11,6 +11,8 @@ mod device;
 mod driver;
 mod graph;
 mod images;
+#[cfg(not(feature = "hip-sys"))]
+mod library;
 mod memory;
 mod stream;
 

@@ -100,9 +100,11 @@ impl HipStream {
     pub(super) fn launch(&self, function: HipFunction, blocks: u32, arguments: &Arguments) -> Result<(), Fault> {
         let stream = self.here()?;
         let _current = self.inner.device.enter()?;
-        let mut parameters = [std::ptr::from_ref(arguments).cast_mut().cast()];
+        // The number of blocks besides: what the kernels would ask the runtime's hidden arguments for.
+        let mut parameters: [*mut c_void; 2] =
+            [std::ptr::from_ref(arguments).cast_mut().cast(), (&raw const blocks).cast_mut().cast()];
         let (grid, block) = ((blocks, 1, 1), (images::THREADS, 1, 1));
-        // SAFETY: every kernel takes one `Arguments` by value, which the runtime copies.
+        // SAFETY: every kernel takes an `Arguments` and a u32 by value, which the runtime copies.
         unsafe {
             call!(hipModuleLaunchKernel(
                 function.0,

@@ -121,6 +121,19 @@ macro_rules! table {
                     }
                 })
             }
+
+            /// The functions of the runtime that the program is linked with.
+            #[cfg(feature = "hip-sys")]
+            pub(super) fn linked() -> Result<Self, Vec<&'static str>> {
+                let find = |name: &str| match name {
+                    $(stringify!($name) => Some(hip_sys::hiprt::$name as *const ()),)*
+                    // The older one alone: the bindings are of HIP 5.
+                    "hipGetDeviceProperties" => Some(hip_sys::hiprt::hipGetDeviceProperties as *const ()),
+                    _ => None,
+                };
+                // SAFETY: by these names; that the types are those of the bindings, tests/hip-sys-check checks.
+                unsafe { Functions::new(find) }
+            }
         }
     };
 }
