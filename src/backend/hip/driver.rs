@@ -160,7 +160,7 @@ impl Drop for Relaxed {
 /// What the device says of itself: its name and its architecture with features, `gfx942:sramecc+:xnack-`.
 pub(super) fn names(device: c_int) -> Result<(String, String), Fault> {
     let driver = driver()?;
-    let mut properties = sys::DeviceProperties([0; 4096]);
+    let mut properties = sys::DeviceProperties([0; sys::PROPERTIES_BYTES]);
     let (call, get, at) = match (driver.functions.hipGetDevicePropertiesR0600, driver.functions.hipGetDeviceProperties)
     {
         (Some(get), _) => ("hipGetDevicePropertiesR0600", get, sys::ARCHITECTURE_AT_R0600),

@@ -1,7 +1,7 @@
 //! The HIP runtime's functions, types and constants, as far as they are used. Declared here because no binding crate
 //! fits: theirs abort or panic without the library, or hold the answers in closed enums, to which a newer runtime adds.
 //!
-//! `tests/hip/abi.c` compares constants and layouts with the headers, `tests/hip-sys-check` the functions with the
+//! `scripts/check-hip-abi` compares constants and layouts with the headers, `tests/hip-sys-check` the functions with the
 //! crate `hip-sys`.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
@@ -218,14 +218,26 @@ impl PointerAttributes {
 /// `hipMemoryTypeUnregistered` of HIP 6 and later. HIP 5 answers an error for what it does not know.
 pub(super) const MEMORY_UNREGISTERED: c_int = 0;
 
-/// `hipMemoryTypeHost` and `hipMemoryTypeDevice` of this HIP version: HIP 6 made room for 0, "unregistered".
+/// `hipMemoryTypeHost` until HIP 6 made room for "unregistered".
+pub(super) const MEMORY_HOST_HIP5: c_int = 0;
+/// `hipMemoryTypeDevice` until then.
+pub(super) const MEMORY_DEVICE_HIP5: c_int = 1;
+/// `hipMemoryTypeHost`
+pub(super) const MEMORY_HOST: c_int = 1;
+/// `hipMemoryTypeDevice`
+pub(super) const MEMORY_DEVICE: c_int = 2;
+
+/// Host and device, for a runtime of this version.
 pub(super) const fn memory_types(version: c_int) -> (c_int, c_int) {
-    if version < 60_000_000 { (0, 1) } else { (1, 2) }
+    if version < 60_000_000 { (MEMORY_HOST_HIP5, MEMORY_DEVICE_HIP5) } else { (MEMORY_HOST, MEMORY_DEVICE) }
 }
 
 /// `hipDeviceProp_t` of any version, and room. Read by the offsets below only.
 #[repr(C, align(8))]
-pub(super) struct DeviceProperties(pub(super) [u8; 4096]);
+pub(super) struct DeviceProperties(pub(super) [u8; PROPERTIES_BYTES]);
+
+/// More than any version's structure has.
+pub(super) const PROPERTIES_BYTES: usize = 4096;
 
 /// Where the device's name is, in all versions.
 pub(super) const NAME_AT: usize = 0;
