@@ -450,8 +450,10 @@ fn access_that_is_enabled_already_is_fine() {
             // SAFETY: likewise.
             assert_eq!(unsafe { enable(peer, 0) }, 0);
         }
-        works(&build(2).expect("communicator"));
+        let devices = [0, 1].map(|d| Hip::open(d).expect("device"));
+        assert_eq!(Hip::enable_peer_access(&devices[0], &devices[1]), Ok(()));
         assert_eq!(runtime.thread(), [1, 0, 0]);
+        works(&build(2).expect("communicator"));
         runtime.arm("hipDeviceEnablePeerAccess:2:217");
         let outcome = build(2).map(drop);
         let Err(Error::PeerAccess { from: Rank(1), to: Rank(0), reason }) = outcome else { panic!("{outcome:?}") };
