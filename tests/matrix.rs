@@ -36,4 +36,6 @@ for_each_backend! {
     cpu: crossccl::Cpu;
     #[cfg(feature = "cuda")]
     cuda: crossccl::Cuda, which has default_streams;
+    #[cfg(feature = "rocm")]
+    hip: crossccl::Hip, which has default_streams;
 }

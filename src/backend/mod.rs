@@ -34,6 +34,11 @@ cfg_if::cfg_if! {
         pub(crate) mod cuda;
     }
 }
+cfg_if::cfg_if! {
+    if #[cfg(feature = "rocm")] {
+        pub(crate) mod hip;
+    }
+}
 
 use crate::{
     abi::Arguments,
@@ -50,12 +55,19 @@ pub struct Fault {
     pub code: i64,
     /// The code's name or text.
     pub name: String,
+    /// Memory of [`MemoryKind::Signal`] was asked for, and the device has none that is coherent.
+    pub not_coherent: bool,
 }
 
 impl Fault {
     /// A fault of `call`.
     pub fn new(call: &'static str, code: i64, name: impl Into<String>) -> Self {
-        Fault { call, code, name: name.into() }
+        Fault { call, code, name: name.into(), not_coherent: false }
+    }
+
+    /// That the device has no coherent memory for signals, by the answer of `call`.
+    pub fn not_coherent(call: &'static str, code: i64, name: impl Into<String>) -> Self {
+        Fault { not_coherent: true, ..Fault::new(call, code, name) }
     }
 }
 
@@ -112,6 +124,8 @@ pub struct Properties {
     pub ticks_per_second: u64,
     /// Bytes of the cache that all blocks share: what lies outside of the last so many bytes moved is cold.
     pub cache: u64,
+    /// Whether its driver says that software plays the device: what runs on it proves nothing of hardware.
+    pub emulated: bool,
 }
 
 /// What joins two devices, as far as the driver tells.
@@ -129,9 +143,9 @@ pub enum Link {
     },
     /// The machine's bus, or links of which the driver does not tell.
     Bus {
-        /// Whether atomic operations of one device work on the other's memory.
-        atomics: bool,
-        /// The driver's order of the ways between devices, 0 for the fastest.
+        /// Whether atomic operations of one device work on the other's memory. `None` where nobody tells.
+        atomics: Option<bool>,
+        /// The driver's measure of the way between them: its order of ways, 0 for the fastest, or the hops.
         class: u32,
     },
 }
@@ -145,7 +159,12 @@ impl fmt::Display for Link {
             }
             Link::Direct { lanes, rate: None } => write!(f, "{lanes} direct links"),
             Link::Bus { atomics, class } => {
-                write!(f, "bus (class {class}, {} atomics)", if *atomics { "with" } else { "without" })
+                let atomics = match atomics {
+                    Some(true) => ", with atomics",
+                    Some(false) => ", without atomics",
+                    None => "",
+                };
+                write!(f, "bus (class {class}{atomics})")
             }
         }
     }
@@ -229,7 +248,7 @@ pub unsafe trait Backend: Sized + fmt::Debug + Send + Sync + 'static {
     /// Zeroed memory of at least `bytes` (above 0), aligned to 128 bytes.
     ///
     /// # Errors
-    /// The driver's answer.
+    /// The driver's answer; [`Fault::not_coherent`] rather than signal memory that is not coherent.
     fn allocate(device: &Self::Device, kind: MemoryKind, bytes: usize) -> Result<u64, Fault>;
     /// Gives memory back.
     ///

@@ -39,6 +39,7 @@ fn e11_replays_see_new_data(
     #[values(Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect)] algorithm: Algorithm,
 ) {
     needs_device!(ranks);
+    crate::support::memory_for(algorithm);
     if !has_graphs() {
         return;
     }

@@ -28,7 +28,7 @@ pub(super) fn between(from: &CudaDevice, to: &CudaDevice) -> Result<Link, Fault>
             let (lanes, each) = a.min(b);
             Link::Direct { lanes, rate: each.map(|rate| rate * u64::from(lanes)) }
         }
-        _ => Link::Bus { atomics, class },
+        _ => Link::Bus { atomics: Some(atomics), class },
     })
 }
 
