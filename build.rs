@@ -5,6 +5,10 @@ mod build {
     pub(crate) mod cpu;
     #[cfg(feature = "cuda")]
     pub(crate) mod cuda;
+    #[cfg(any(feature = "cuda", feature = "rocm"))]
+    pub(crate) mod gpu;
+    #[cfg(feature = "rocm")]
+    pub(crate) mod hip;
     pub(crate) mod toolchain;
 }
 
@@ -38,6 +42,12 @@ fn bring(kernels: &Kernels) -> Result<(), String> {
         Kernels::Compile => build::cuda::compile()?,
         Kernels::Prebuilt(folder) => build::cuda::take(folder)?,
         Kernels::Off => build::cuda::leave_out()?,
+    }
+    #[cfg(feature = "rocm")]
+    match kernels {
+        Kernels::Compile => build::hip::compile()?,
+        Kernels::Prebuilt(folder) => build::hip::take(folder)?,
+        Kernels::Off => build::hip::leave_out()?,
     }
     Ok(())
 }

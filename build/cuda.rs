@@ -3,17 +3,21 @@
 //! `OUT_DIR` gets `crossccl_cuda.fatbin`, `crossccl_cuda.txt` (what it was made from, what each kernel takes) and
 //! `cuda_images.rs`. The first two, copied to a folder, are what `CROSSCCL_KERNELS=FOLDER` takes.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::{fs, path::Path};
 
-use super::toolchain::cuda::{self, Architecture};
+use super::{
+    gpu::{self as shared, out_dir, write},
+    toolchain::{
+        cuda::{self, Architecture},
+        gpu,
+    },
+};
 
 const FOLDERS: [&str; 2] = ["kernels-common", "kernels-cuda"];
 const IMAGE: &str = "crossccl_cuda.fatbin";
 const REPORT: &str = "crossccl_cuda.txt";
+/// nvcc adds these to its command line: one of them could switch fast-math on.
+const IGNORED: [&str; 2] = ["NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"];
 
 /// Compiles `kernels-cuda`.
 pub(crate) fn compile() -> Result<(), String> {
@@ -21,7 +25,7 @@ pub(crate) fn compile() -> Result<(), String> {
     let sources = sources()?;
     let nvcc = cuda::nvcc(env, Path::is_file)?;
     let architectures = cuda::architectures(env)?;
-    let (_, version) = run(&nvcc, &["--version".into()])?;
+    let (_, version) = shared::run(&nvcc, &["--version".into()], &IGNORED)?;
     let release =
         cuda::release(&version).ok_or_else(|| format!("{} --version names no release: {version}", nvcc.display()))?;
     let image = out_dir()?.join(IMAGE);
@@ -30,11 +34,11 @@ pub(crate) fn compile() -> Result<(), String> {
         &architectures,
         release,
         jobs,
-        cuda::deny_warnings(env),
+        gpu::deny_warnings(env),
         Path::new("kernels-cuda/kernels.cu"),
         &image,
     );
-    let (good, output) = run(&nvcc, &arguments)?;
+    let (good, output) = shared::run(&nvcc, &arguments, &IGNORED)?;
     if !good {
         let hint = if output.contains("nsupported gpu architecture") {
             "\nThis compiler is older or newer than an architecture of the list; CUDA_ARCH_LIST names others (sm_100 \
@@ -66,7 +70,7 @@ pub(crate) fn take(folder: &Path) -> Result<(), String> {
     println!("cargo::rerun-if-changed={}", report.display());
     let wrong = |path: &Path, why: &str| format!("CROSSCCL_KERNELS={}: {}: {why}", folder.display(), path.display());
     let text = fs::read_to_string(&report).map_err(|e| wrong(&report, &e.to_string()))?;
-    let list = cuda::prebuilt(&text, sources()?).map_err(|why| wrong(&report, &why))?;
+    let list = gpu::prebuilt(&text, sources()?).map_err(|why| wrong(&report, &why))?;
     let image = out_dir()?.join(IMAGE);
     fs::copy(&from, &image).map_err(|e| wrong(&from, &e.to_string()))?;
     write(REPORT, &text)?;
@@ -80,33 +84,11 @@ pub(crate) fn leave_out() -> Result<(), String> {
 
 /// Declares what the build depends on and answers the number of the sources.
 fn sources() -> Result<u64, String> {
-    // PATH differs from shell to shell: it counts only where the compiler comes from it.
-    let by_path = ["NVCC", "CUDA_HOME", "CUDA_PATH"].iter().all(|name| std::env::var_os(name).is_none());
-    for name in cuda::VARIABLES.iter().chain(by_path.then_some(&"PATH")) {
-        println!("cargo::rerun-if-env-changed={name}");
-    }
-    let mut files = Vec::new();
-    for folder in FOLDERS {
-        println!("cargo::rerun-if-changed={folder}");
-        let entries = fs::read_dir(folder).map_err(|e| format!("{folder}: {e}"))?;
-        for entry in entries {
-            let path = entry.map_err(|e| format!("{folder}: {e}"))?.path();
-            // Prose is no source.
-            if path.extension().is_some_and(|e| e == "h" || e == "cu" || e == "def") {
-                let contents = fs::read(&path).map_err(|e| format!("{}: {e}", path.display()))?;
-                files.push((path.display().to_string(), contents));
-            }
-        }
-    }
-    files.sort();
-    Ok(cuda::fingerprint(files.iter().map(|(name, contents)| (name.as_str(), contents.as_slice()))))
+    shared::sources(&FOLDERS, "cu", &cuda::VARIABLES, &["NVCC", "CUDA_HOME", "CUDA_PATH"])
 }
 
 fn embed(image: Option<&Path>, architectures: &[String]) -> Result<(), String> {
-    let path = "kernels-cuda/target_cuda.h";
-    let header = fs::read_to_string(path).map_err(|e| format!("{path}: {e}"))?;
-    let constant = |name: &str| cuda::constant(&header, name).ok_or_else(|| format!("{path}: no constant {name}"));
-    let (threads, tile) = (constant("kThreads")?, constant("kTile")?);
+    let (threads, tile) = shared::geometry("kernels-cuda/target_cuda.h")?;
     let image = match image {
         None => "pub(crate) static IMAGE: Option<&[u8]> = None;".to_owned(),
         Some(path) => {
@@ -131,26 +113,4 @@ fn embed(image: Option<&Path>, architectures: &[String]) -> Result<(), String> {
          pub(crate) const TILE: u64 = {tile};\n"
     );
     write("cuda_images.rs", &text)
-}
-
-/// Runs a compiler: whether it was content, and all that it said.
-fn run(program: &Path, arguments: &[String]) -> Result<(bool, String), String> {
-    let output = Command::new(program)
-        .args(arguments)
-        // nvcc adds these to its command line: one of them could switch fast-math on.
-        .env_remove("NVCC_PREPEND_FLAGS")
-        .env_remove("NVCC_APPEND_FLAGS")
-        .output()
-        .map_err(|e| format!("{}: {e}", program.display()))?;
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    Ok((output.status.success(), text(&output.stdout) + &text(&output.stderr)))
-}
-
-fn out_dir() -> Result<PathBuf, String> {
-    std::env::var_os("OUT_DIR").map(PathBuf::from).ok_or_else(|| "OUT_DIR is not set: this is for cargo".into())
-}
-
-fn write(name: &str, text: &str) -> Result<(), String> {
-    let path = out_dir()?.join(name);
-    fs::write(&path, text).map_err(|e| format!("{}: {e}", path.display()))
 }

@@ -34,6 +34,114 @@ pub(crate) fn kernels(
     }
 }
 
+/// What the kernels of all GPUs share.
+#[cfg(any(feature = "cuda", feature = "rocm", test))]
+pub(crate) mod gpu {
+    use std::path::{Path, PathBuf};
+
+    /// Looks for programs and remembers where, for the error message.
+    pub(crate) struct Search<E, F> {
+        env: E,
+        is_file: F,
+        /// One line a place.
+        pub(crate) looked: Vec<String>,
+    }
+
+    /// A variable is set and leads nowhere: an error, not a reason to take another compiler than was asked for.
+    #[derive(Debug)]
+    pub(crate) struct Nowhere;
+
+    impl<E: Fn(&str) -> Option<String>, F: Fn(&Path) -> bool> Search<E, F> {
+        pub(crate) fn new(env: E, is_file: F) -> Self {
+            Search { env, is_file, looked: Vec::new() }
+        }
+
+        fn set(&self, variable: &str) -> Option<String> {
+            (self.env)(variable).filter(|value| !value.is_empty())
+        }
+
+        fn in_path(&self, program: &str) -> Option<PathBuf> {
+            let path = self.set("PATH").unwrap_or_default();
+            let folders = path.split(':').filter(|folder| !folder.is_empty());
+            folders.map(|folder| Path::new(folder).join(program)).find(|p| (self.is_file)(p))
+        }
+
+        /// The program that a variable names, by a path or by a name on `PATH`.
+        pub(crate) fn named(&mut self, variable: &str) -> Result<Option<PathBuf>, Nowhere> {
+            let Some(value) = self.set(variable) else {
+                self.looked.push(format!("{variable}: not set"));
+                return Ok(None);
+            };
+            let found = if value.contains('/') {
+                Some(value.clone().into()).filter(|p: &PathBuf| (self.is_file)(p))
+            } else {
+                self.in_path(&value)
+            };
+            self.looked.push(format!("{variable}={value}: no such file"));
+            found.map(Some).ok_or(Nowhere)
+        }
+
+        /// The program `file` in the folder that a variable names.
+        pub(crate) fn below(&mut self, variable: &str, file: &str) -> Result<Option<PathBuf>, Nowhere> {
+            let Some(folder) = self.set(variable) else {
+                self.looked.push(format!("{variable}: not set"));
+                return Ok(None);
+            };
+            let found = Path::new(&folder).join(file);
+            self.looked.push(format!("{variable}={folder}: no {}", found.display()));
+            if (self.is_file)(&found) { Ok(Some(found)) } else { Err(Nowhere) }
+        }
+
+        /// The first of `programs` on `PATH`; `what` says which, in short.
+        pub(crate) fn on_path(&mut self, programs: &[String], what: &str) -> Option<PathBuf> {
+            self.looked.push(format!("PATH={}: no {what}", self.set("PATH").unwrap_or_default()));
+            programs.iter().find_map(|program| self.in_path(program))
+        }
+    }
+
+    /// Whether `CROSSCCL_DENY_WARNINGS` makes warnings errors. Stack frames and spills always are.
+    pub(crate) fn deny_warnings(env: impl Fn(&str) -> Option<String>) -> bool {
+        env("CROSSCCL_DENY_WARNINGS").is_some_and(|value| !value.is_empty() && value != "0")
+    }
+
+    /// The value of `constexpr T name = value;` in a header, where value is a product of numbers. The header
+    /// owns it; the host's copy is written from it.
+    pub(crate) fn constant(header: &str, name: &str) -> Option<u64> {
+        let pattern = format!(" {name} = ");
+        let line = header.lines().find(|line| line.starts_with("constexpr ") && line.contains(&pattern))?;
+        let value = line.split(&pattern).nth(1)?.split(';').next()?;
+        value.split('*').try_fold(1u64, |product, factor| Some(product * factor.trim().parse::<u64>().ok()?))
+    }
+
+    /// A number of the sources, so that prebuilt images of other ones are refused (FNV-1a over names and
+    /// contents; the same on every machine).
+    pub(crate) fn fingerprint<'a>(files: impl IntoIterator<Item = (&'a str, &'a [u8])>) -> u64 {
+        let mut hash = 0xcbf2_9ce4_8422_2325u64;
+        for (name, contents) in files {
+            for part in [name.as_bytes(), contents] {
+                for byte in part.len().to_le_bytes().iter().chain(part) {
+                    hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
+                }
+            }
+        }
+        hash
+    }
+
+    /// The architectures of a prebuilt image by its report, if it was made from these sources.
+    pub(crate) fn prebuilt(report: &str, sources: u64) -> Result<Vec<String>, String> {
+        let line = |name: &str| report.lines().find_map(|line| line.strip_prefix(name));
+        let theirs = line("sources ").ok_or("the report names no sources")?;
+        let ours = format!("{sources:016x}");
+        if theirs != ours {
+            return Err(format!(
+                "the image was made from sources {theirs}, this is {ours}: it belongs to another version"
+            ));
+        }
+        let list = line("architectures ").ok_or("the report names no architectures")?;
+        Ok(list.split(' ').map(Into::into).collect())
+    }
+}
+
 /// NVIDIA's kernels.
 #[cfg(any(feature = "cuda", test))]
 pub(crate) mod cuda {
@@ -41,6 +149,8 @@ pub(crate) mod cuda {
         fmt,
         path::{Path, PathBuf},
     };
+
+    use super::gpu::{Nowhere, Search};
 
     /// Machine code for the data-center parts that collectives meet (Ampere, Hopper, Blackwell) and the
     /// portable form of the oldest, which a driver compiles for everything newer.
@@ -56,38 +166,19 @@ pub(crate) mod cuda {
         env: impl Fn(&str) -> Option<String>,
         is_file: impl Fn(&Path) -> bool,
     ) -> Result<PathBuf, String> {
-        let set = |name: &str| env(name).filter(|value| !value.is_empty());
-        let path = set("PATH").unwrap_or_default();
-        let on_path = |program: &str| {
-            path.split(':').filter(|folder| !folder.is_empty()).map(|f| Path::new(f).join(program)).find(|p| is_file(p))
+        let mut search = Search::new(env, is_file);
+        let mut find = || {
+            if let Some(found) = search.named("NVCC")? {
+                return Ok(Some(found));
+            }
+            for variable in ["CUDA_HOME", "CUDA_PATH"] {
+                if let Some(found) = search.below(variable, "bin/nvcc")? {
+                    return Ok(Some(found));
+                }
+            }
+            Ok::<_, Nowhere>(search.on_path(&["nvcc".into()], "nvcc"))
         };
-        let mut looked = Vec::new();
-        match set("NVCC") {
-            None => looked.push("NVCC: not set".to_owned()),
-            Some(named) => {
-                let found = if named.contains('/') {
-                    Some(PathBuf::from(&named)).filter(|p| is_file(p))
-                } else {
-                    on_path(&named)
-                };
-                looked.push(format!("NVCC={named}: no such file"));
-                return found.ok_or_else(|| missing(&looked));
-            }
-        }
-        for name in ["CUDA_HOME", "CUDA_PATH"] {
-            let Some(folder) = set(name) else {
-                looked.push(format!("{name}: not set"));
-                continue;
-            };
-            let found = Path::new(&folder).join("bin/nvcc");
-            if is_file(&found) {
-                return Ok(found);
-            }
-            looked.push(format!("{name}={folder}: no {}", found.display()));
-            return Err(missing(&looked));
-        }
-        looked.push(format!("PATH={path}: no nvcc"));
-        on_path("nvcc").ok_or_else(|| missing(&looked))
+        find().ok().flatten().ok_or_else(|| missing(&search.looked))
     }
 
     fn missing(looked: &[String]) -> String {
@@ -152,11 +243,6 @@ pub(crate) mod cuda {
             }
         }
         Ok(found)
-    }
-
-    /// Whether `CROSSCCL_DENY_WARNINGS` makes warnings errors. Stack frames and spills always are.
-    pub(crate) fn deny_warnings(env: impl Fn(&str) -> Option<String>) -> bool {
-        env("CROSSCCL_DENY_WARNINGS").is_some_and(|value| !value.is_empty() && value != "0")
     }
 
     /// The release of a compiler from what `nvcc --version` prints.
@@ -286,29 +372,6 @@ pub(crate) mod cuda {
         if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
     }
 
-    /// The value of `constexpr T name = value;` in a header, where value is a product of numbers. The header
-    /// owns it; the host's copy is written from it.
-    pub(crate) fn constant(header: &str, name: &str) -> Option<u64> {
-        let pattern = format!(" {name} = ");
-        let line = header.lines().find(|line| line.starts_with("constexpr ") && line.contains(&pattern))?;
-        let value = line.split(&pattern).nth(1)?.split(';').next()?;
-        value.split('*').try_fold(1u64, |product, factor| Some(product * factor.trim().parse::<u64>().ok()?))
-    }
-
-    /// A number of the sources, so that prebuilt images of other ones are refused (FNV-1a over names and
-    /// contents; the same on every machine).
-    pub(crate) fn fingerprint<'a>(files: impl IntoIterator<Item = (&'a str, &'a [u8])>) -> u64 {
-        let mut hash = 0xcbf2_9ce4_8422_2325u64;
-        for (name, contents) in files {
-            for part in [name.as_bytes(), contents] {
-                for byte in part.len().to_le_bytes().iter().chain(part) {
-                    hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
-                }
-            }
-        }
-        hash
-    }
-
     /// What stands beside an image: what it was made from and what its kernels take.
     pub(crate) fn report(
         sources: u64,
@@ -332,18 +395,292 @@ pub(crate) mod cuda {
         }
         text
     }
+}
 
-    /// The architectures of a prebuilt image by its report, if it was made from these sources.
-    pub(crate) fn prebuilt(report: &str, sources: u64) -> Result<Vec<String>, String> {
-        let line = |name: &str| report.lines().find_map(|line| line.strip_prefix(name));
-        let theirs = line("sources ").ok_or("the report names no sources")?;
-        let ours = format!("{sources:016x}");
-        if theirs != ours {
+/// AMD's kernels.
+#[cfg(any(feature = "rocm", test))]
+pub(crate) mod hip {
+    use std::{
+        fmt::Write as _,
+        path::{Path, PathBuf},
+    };
+
+    use super::gpu::{Nowhere, Search};
+
+    /// What is compiled unless `GPU_TARGETS` says otherwise: CDNA 2, CDNA 3, RDNA 3.
+    const DEFAULT_TARGETS: [&str; 3] = ["gfx90a", "gfx942", "gfx1100"];
+    /// And these where a compiler knows them: CDNA 4 (clang 20), RDNA 4 (clang 19).
+    const NEWER_TARGETS: [&str; 2] = ["gfx950", "gfx1201"];
+    /// The clangs that are looked for on `PATH`. Older ones do not know gfx942.
+    const CLANGS: std::ops::RangeInclusive<u32> = 19..=39;
+
+    /// Every variable that the decisions here read; besides PATH.
+    pub(crate) const VARIABLES: [&str; 6] =
+        ["HIPCC", "ROCM_PATH", "HIP_PATH", "HIP_CLANG", "GPU_TARGETS", "CROSSCCL_DENY_WARNINGS"];
+
+    /// Finds the compilers to ask for each target, in this order: hipcc by `HIPCC`, `ROCM_PATH`, `HIP_PATH`, then
+    /// `PATH`; for targets that it does not know clang by `HIP_CLANG`, then `PATH`: `clang++-NN`, `clang-NN`, the newest
+    /// first. One of the two is enough. A variable that is set and leads nowhere is an error, not a reason to take
+    /// another compiler than was asked for.
+    pub(crate) fn compilers(
+        env: impl Fn(&str) -> Option<String>,
+        is_file: impl Fn(&Path) -> bool,
+    ) -> Result<Vec<PathBuf>, String> {
+        let mut search = Search::new(env, is_file);
+        let mut hipcc = || {
+            if let Some(found) = search.named("HIPCC")? {
+                return Ok(Some(found));
+            }
+            for variable in ["ROCM_PATH", "HIP_PATH"] {
+                if let Some(found) = search.below(variable, "bin/hipcc")? {
+                    return Ok(Some(found));
+                }
+            }
+            Ok::<_, Nowhere>(search.on_path(&["hipcc".into()], "hipcc"))
+        };
+        let hipcc = hipcc().map_err(|Nowhere| missing(&search.looked))?;
+        let clang = match search.named("HIP_CLANG") {
+            Err(Nowhere) => return Err(missing(&search.looked)),
+            Ok(Some(found)) => Some(found),
+            Ok(None) => {
+                let names: Vec<_> = CLANGS.rev().flat_map(|n| [format!("clang++-{n}"), format!("clang-{n}")]).collect();
+                search.on_path(&names, &format!("clang++-NN or clang-NN, NN from {} up", CLANGS.start()))
+            }
+        };
+        let found: Vec<_> = hipcc.into_iter().chain(clang).collect();
+        if found.is_empty() { Err(missing(&search.looked)) } else { Ok(found) }
+    }
+
+    fn missing(looked: &[String]) -> String {
+        format!(
+            "the feature `rocm` compiles kernels-hip with hipcc or with clang, and none was found. Looked at, in this \
+             order:\n  {}\n\
+             Set HIPCC to the compiler, or ROCM_PATH to the folder of ROCm, or HIP_CLANG to a clang of version {} or \
+             newer, whose AMD target and lld are all that the kernels need. Debian has one in the packages clang-19, \
+             lld-19 and llvm-19 (`scripts/install-hip-compiler` installs them). CROSSCCL_KERNELS=off builds without \
+             kernels, CROSSCCL_KERNELS=FOLDER takes prebuilt ones.",
+            looked.join("\n  "),
+            CLANGS.start()
+        )
+    }
+
+    /// A target to compile for.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub(crate) struct Target {
+        /// As compilers and the driver call it: `gfx942`.
+        pub(crate) name: String,
+        /// Left out where no compiler knows it.
+        pub(crate) optional: bool,
+    }
+
+    /// Reads `GPU_TARGETS`: names like `gfx942`, separated by commas, semicolons or spaces.
+    pub(crate) fn targets(env: impl Fn(&str) -> Option<String>) -> Result<Vec<Target>, String> {
+        let target = |name: &str, optional| Target { name: name.into(), optional };
+        let Some(list) = env("GPU_TARGETS").filter(|list| !list.trim().is_empty()) else {
+            let newer = NEWER_TARGETS.map(|name| target(name, true));
+            return Ok(DEFAULT_TARGETS.map(|name| target(name, false)).into_iter().chain(newer).collect());
+        };
+        let mut found = Vec::new();
+        for item in list.split([',', ';', ' ']).filter(|item| !item.is_empty()) {
+            let number = item.strip_prefix("gfx").unwrap_or_default();
+            let hexadecimal = number.chars().all(|c| c.is_ascii_digit() || ('a'..='f').contains(&c));
+            // The kernels' waits are written for GFX9 (with 64 lanes a wave) and GFX10 to 12 (with 32).
+            let family = if number.len() == 3 {
+                number.starts_with('9')
+            } else {
+                matches!(number.get(..2), Some("10" | "11" | "12"))
+            };
+            if !hexadecimal || !family || !(3..=4).contains(&number.len()) {
+                return Err(format!(
+                    "GPU_TARGETS={list}: `{item}` is no target; expected names like gfx942, of GFX9 to GFX12 and without \
+                     features (no `:xnack-`), separated by commas (default {}, and {} where the compiler knows them)",
+                    DEFAULT_TARGETS.join(","),
+                    NEWER_TARGETS.join(",")
+                ));
+            }
+            if !found.contains(&target(item, false)) {
+                found.push(target(item, false));
+            }
+        }
+        Ok(found)
+    }
+
+    /// Who compiles what: for each target the first compiler that knows it.
+    pub(crate) fn assign(
+        targets: &[Target],
+        compilers: &[PathBuf],
+        knows: impl Fn(&Path, &str) -> bool,
+    ) -> Result<Vec<(String, PathBuf)>, String> {
+        let mut assigned = Vec::new();
+        for target in targets {
+            match compilers.iter().find(|compiler| knows(compiler, &target.name)) {
+                Some(compiler) => assigned.push((target.name.clone(), compiler.clone())),
+                None if target.optional => {}
+                None => {
+                    let list: Vec<_> = compilers.iter().map(|compiler| compiler.display().to_string()).collect();
+                    return Err(format!(
+                        "no compiler knows the target {}: asked {}. A newer clang does (gfx942 and gfx1201 need 19, gfx950 \
+                         needs 20): name it by HIP_CLANG, or leave the target out of GPU_TARGETS",
+                        target.name,
+                        list.join(", ")
+                    ));
+                }
+            }
+        }
+        Ok(assigned)
+    }
+
+    /// The arguments, of hipcc and of clang alike, that make device code without headers and libraries.
+    fn device_only(target: &str) -> Vec<String> {
+        let mut arguments: Vec<String> = ["-x", "hip", "--cuda-device-only"].map(Into::into).into();
+        arguments.push(format!("--offload-arch={target}"));
+        arguments.extend(["-nogpulib", "-nogpuinc", "-std=c++17"].map(Into::into));
+        arguments
+    }
+
+    /// The arguments that ask whether a compiler knows a target: `empty` is an empty file.
+    pub(crate) fn question(target: &str, empty: &Path) -> Vec<String> {
+        let mut arguments = device_only(target);
+        arguments.extend(["-fsyntax-only".into(), empty.display().to_string()]);
+        arguments
+    }
+
+    /// The compiler's arguments: one code object, the numerics contract in force, the report on resources on.
+    pub(crate) fn arguments(target: &str, deny_warnings: bool, source: &Path, output: &Path) -> Vec<String> {
+        let mut arguments = device_only(target);
+        arguments.extend(["--no-gpu-bundle-output", "-O3"].map(Into::into));
+        // The numerics contract: the same bits as every other target.
+        arguments.extend(
+            [
+                "-fno-fast-math",
+                "-ffp-contract=off",
+                "-fno-gpu-flush-denormals-to-zero",
+                "-fhip-fp32-correctly-rounded-divide-sqrt",
+            ]
+            .map(Into::into),
+        );
+        // A loop over ranks is asked to be unrolled, and is not where their number is known at run time only.
+        arguments.extend(["-Wall", "-Wextra", "-Wno-pass-failed"].map(Into::into));
+        if deny_warnings {
+            arguments.push("-Werror".into());
+        }
+        arguments.push("-Rpass-analysis=kernel-resource-usage".into());
+        arguments.extend(["-o".into(), output.display().to_string(), source.display().to_string()]);
+        arguments
+    }
+
+    /// What a kernel takes on one target.
+    #[derive(Clone, Debug, Default, PartialEq, Eq)]
+    pub(crate) struct Resources {
+        pub(crate) target: String,
+        pub(crate) kernel: String,
+        /// Registers of a lane: vector registers, and the accumulation registers of CDNA.
+        pub(crate) vector: u32,
+        pub(crate) accumulation: u32,
+        pub(crate) scalar: u32,
+        /// Bytes of memory of a lane's own.
+        pub(crate) scratch: u32,
+        pub(crate) spills: u32,
+        /// Scalar registers that wait in lanes of a vector register: no memory, so no harm.
+        pub(crate) scalar_spills: u32,
+        /// Bytes of the block's memory.
+        pub(crate) shared: u32,
+        /// Waves that fit a SIMD.
+        pub(crate) waves: u32,
+    }
+
+    /// Reads the remarks of clang. Every kernel has all its lines, or the report is not understood: a build that
+    /// cannot see spills would let them pass.
+    pub(crate) fn resources(target: &str, report: &str) -> Result<Vec<Resources>, String> {
+        const REMARK: &str = " remark: ";
+        let mut all: Vec<Resources> = Vec::new();
+        let mut lines = Vec::new();
+        for line in report.lines() {
+            let Some((_, remark)) = line.split_once(REMARK) else { continue };
+            let remark = remark.split(" [-Rpass").next().unwrap_or_default();
+            let Some((name, value)) = remark.trim().split_once(": ") else { continue };
+            if name == "Function Name" {
+                all.push(Resources { target: target.into(), kernel: value.into(), ..Resources::default() });
+                lines.push(0);
+                continue;
+            }
+            let (Some(kernel), Some(count)) = (all.last_mut(), lines.last_mut()) else { continue };
+            let field = match name {
+                "VGPRs" => &mut kernel.vector,
+                "AGPRs" => &mut kernel.accumulation,
+                "SGPRs" | "TotalSGPRs" => &mut kernel.scalar,
+                "ScratchSize [bytes/lane]" => &mut kernel.scratch,
+                "VGPRs Spill" => &mut kernel.spills,
+                "SGPRs Spill" => &mut kernel.scalar_spills,
+                "LDS Size [bytes/block]" => &mut kernel.shared,
+                "Occupancy [waves/SIMD]" => &mut kernel.waves,
+                _ => continue,
+            };
+            *field = value
+                .parse()
+                .map_err(|_| format!("the compiler's report on resources is not understood: no number in `{line}`"))?;
+            // Only CDNA has accumulation registers.
+            *count += u32::from(name != "AGPRs");
+        }
+        if all.is_empty() || lines.iter().any(|count| *count != 7) {
             return Err(format!(
-                "the image was made from sources {theirs}, this is {ours}: it belongs to another version"
+                "the compiler's report on resources for {target} is not understood: {} kernels, {} of them with other \
+                 than 7 numbers; this version of clang is not known, tell the maintainers",
+                all.len(),
+                lines.iter().filter(|count| **count != 7).count()
             ));
         }
-        let list = line("architectures ").ok_or("the report names no architectures")?;
-        Ok(list.split(' ').map(Into::into).collect())
+        Ok(all)
+    }
+
+    /// I12, and that every target has the same kernels.
+    ///
+    /// Scratch is more than slow: a launch may have to wait for memory that it can get only when the device is
+    /// idle, while a peer spins and waits for this launch.
+    pub(crate) fn verdict(all: &[Resources], targets: &[String]) -> Result<(), String> {
+        let mut wrong: Vec<String> = Vec::new();
+        for k in all {
+            if (k.scratch, k.spills) != (0, 0) {
+                wrong.push(format!(
+                    "{} for {}: {} bytes of scratch a lane, {} vector registers spilled, {} used; kernels must have no \
+                     stack frame and no spill (I12 in kernels-common/README.md)",
+                    k.kernel, k.target, k.scratch, k.spills, k.vector
+                ));
+            }
+        }
+        let names = |target: &str| {
+            let mut names: Vec<_> = all.iter().filter(|k| k.target == target).map(|k| k.kernel.as_str()).collect();
+            names.sort_unstable();
+            names
+        };
+        if let Some(first) = targets.first() {
+            for other in targets {
+                if names(other).is_empty() || names(other) != names(first) {
+                    wrong.push(format!(
+                        "{other} has {} kernels and {first} {}: they must be the same",
+                        names(other).len(),
+                        names(first).len()
+                    ));
+                }
+            }
+        }
+        if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
+    }
+
+    /// What stands beside the images: what they were made from and what their kernels take. `compiled` has a target,
+    /// its compiler's version and the arguments.
+    pub(crate) fn report(sources: u64, compiled: &[(String, String, Vec<String>)], resources: &[Resources]) -> String {
+        let list: Vec<_> = compiled.iter().map(|(target, ..)| target.as_str()).collect();
+        let mut text = format!("sources {sources:016x}\narchitectures {}\n", list.join(" "));
+        for (target, compiler, arguments) in compiled {
+            let _ = write!(text, "compiler {target} {compiler}\narguments {target} {}\n", arguments.join(" "));
+        }
+        text += "\ntarget kernel vector accumulation scalar scratch spills scalar_spills shared waves\n";
+        for k in resources {
+            let numbers = [k.vector, k.accumulation, k.scalar, k.scratch, k.spills, k.scalar_spills, k.shared, k.waves];
+            let numbers: Vec<_> = numbers.iter().map(ToString::to_string).collect();
+            let _ = writeln!(text, "{} {} {}", k.target, k.kernel, numbers.join(" "));
+        }
+        text
     }
 }

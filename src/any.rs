@@ -42,24 +42,22 @@ impl BackendKind {
     ///
     /// # Errors
     /// [`Error::NotCompiled`] without its feature; [`Error::NoDevice`] where its driver or a device is
-    /// missing; [`Error::Unsupported`] for a backend that this version does not have yet.
+    /// missing.
     pub fn check(self) -> Result<()> {
-        if !self.is_compiled() {
-            return Err(Error::NotCompiled { feature: self.name() });
-        }
         match self {
+            #[cfg(feature = "cpu")]
             BackendKind::Cpu => Ok(()),
             #[cfg(feature = "cuda")]
             BackendKind::Cuda => devices::<crate::Cuda>(),
-            _ => Err(Error::Unsupported {
-                operation: "backend",
-                what: format!("the {self} backend is not part of this version; use cpu"),
-            }),
+            #[cfg(feature = "rocm")]
+            BackendKind::Rocm => devices::<crate::Hip>(),
+            #[cfg(not(all(feature = "cpu", feature = "cuda", feature = "rocm")))]
+            _ => Err(Error::NotCompiled { feature: self.name() }),
         }
     }
 }
 
-#[cfg(feature = "cuda")]
+#[cfg(any(feature = "cuda", feature = "rocm"))]
 fn devices<B: crate::Backend>() -> Result<()> {
     let no_device = |reason: String| Error::NoDevice { backend: B::NAME, reason };
     match B::device_count() {
@@ -97,10 +95,7 @@ mod tests {
             match (kind, kind.is_compiled()) {
                 (BackendKind::Cpu, true) => assert_eq!(outcome, Ok(())),
                 (_, false) => assert_eq!(outcome, Err(Error::NotCompiled { feature: kind.name() })),
-                (BackendKind::Cuda, true) => {
-                    assert!(matches!(outcome, Ok(()) | Err(Error::NoDevice { .. })), "{outcome:?}");
-                }
-                (_, true) => assert!(matches!(outcome, Err(Error::Unsupported { .. })), "{outcome:?}"),
+                (_, true) => assert!(matches!(outcome, Ok(()) | Err(Error::NoDevice { .. })), "{outcome:?}"),
             }
         }
     }

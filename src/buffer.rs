@@ -31,7 +31,21 @@ impl<B: Backend, T: Element> Buffer<B, T> {
     /// [`Error::Driver`] where the memory cannot be had; [`Error::InvalidArgument`] where it is
     /// larger than an address space.
     pub fn new(stream: &B::Stream, len: usize) -> Result<Self> {
-        let Buffer { memory, stream, dtype, len, .. } = Buffer::<B, Untyped>::with_dtype(stream, T::DTYPE, len)?;
+        Self::of_kind(stream, MemoryKind::Device, len)
+    }
+
+    /// A buffer of `len` zeros for work on `stream`, in memory that is coherent between devices while kernels run:
+    /// for signal buffers, and for what [`Builder::coherent_buffers`](crate::Builder::coherent_buffers) offers.
+    /// Where ordinary memory is not coherent, this is slower.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new), and [`Error::SignalMemoryNotCoherent`] where the device has no such memory.
+    pub fn coherent(stream: &B::Stream, len: usize) -> Result<Self> {
+        Self::of_kind(stream, MemoryKind::Signal, len)
+    }
+
+    pub(crate) fn of_kind(stream: &B::Stream, kind: MemoryKind, len: usize) -> Result<Self> {
+        let Buffer { memory, stream, dtype, len, .. } = Buffer::<B, Untyped>::of(stream, kind, T::DTYPE, len)?;
         Ok(Buffer { memory, stream, dtype, len, _elements: PhantomData })
     }
 
@@ -40,9 +54,12 @@ impl<B: Backend, T: Element> Buffer<B, T> {
     /// # Errors
     /// As for [`new`](Self::new).
     pub fn from_slice(stream: &B::Stream, elements: &[T]) -> Result<Self> {
-        let mut buffer = Self::new(stream, elements.len())?;
-        buffer.write(elements)?;
-        Ok(buffer)
+        Self::new(stream, elements.len())?.filled(elements)
+    }
+
+    pub(crate) fn filled(mut self, elements: &[T]) -> Result<Self> {
+        self.write(elements)?;
+        Ok(self)
     }
 
     /// Copies `elements`, exactly as many as the buffer has, into it; waits until that is done.
@@ -96,6 +113,10 @@ impl<B: Backend> Buffer<B, Untyped> {
     /// # Errors
     /// As for [`new`](Self::new).
     pub fn with_dtype(stream: &B::Stream, dtype: DType, len: usize) -> Result<Self> {
+        Self::of(stream, MemoryKind::Device, dtype, len)
+    }
+
+    pub(crate) fn of(stream: &B::Stream, kind: MemoryKind, dtype: DType, len: usize) -> Result<Self> {
         let Some(bytes) = len.checked_mul(dtype.size()) else {
             return Err(Error::InvalidArgument {
                 operation: "buffer",
@@ -106,7 +127,7 @@ impl<B: Backend> Buffer<B, Untyped> {
             });
         };
         let device = B::device_of(stream);
-        let memory = Allocation::new(&device, MemoryKind::Device, bytes).map_err(|f| driver_error::<B>(&device, f))?;
+        let memory = Allocation::new(&device, kind, bytes).map_err(|f| driver_error::<B>(&device, f))?;
         Ok(Buffer { memory, stream: stream.clone(), dtype, len, _elements: PhantomData })
     }
 }
@@ -259,6 +280,9 @@ impl<B: Backend, T> Buffer<B, T> {
 }
 
 fn driver_error<B: Backend>(device: &B::Device, fault: Fault) -> Error {
+    if fault.not_coherent {
+        return Error::not_coherent::<B>(device, None, &fault);
+    }
     Error::Driver {
         backend: B::NAME,
         call: fault.call,

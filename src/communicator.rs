@@ -19,7 +19,7 @@ use smallvec::SmallVec;
 
 use crate::{
     abi::{LINE, control},
-    backend::{Backend, Fault, memory::Allocation},
+    backend::{Backend, Fault, MemoryKind, memory::Allocation},
     buffer::{Buffer, Destination, Slice, SliceMut, Untyped, View},
     collective::{Agreement, Broadcast, Prepared, ReduceScatter},
     dtype::{DType, Element},
@@ -79,7 +79,7 @@ impl<B: Backend> Communicator<B> {
     /// [`Error::InvalidArgument`] where there is no such rank; [`Error::Driver`] where the memory
     /// cannot be had.
     pub fn buffer<T: Element>(&self, rank: impl Into<Rank>, len: usize) -> Result<Buffer<B, T>> {
-        Buffer::new(&self.shared.rank("buffer", rank.into())?.stream, len)
+        Buffer::of_kind(&self.shared.rank("buffer", rank.into())?.stream, self.shared.buffers, len)
     }
 
     /// A buffer with a copy of `elements` on the device of `rank`.
@@ -87,7 +87,7 @@ impl<B: Backend> Communicator<B> {
     /// # Errors
     /// As for [`buffer`](Self::buffer).
     pub fn buffer_from<T: Element>(&self, rank: impl Into<Rank>, elements: &[T]) -> Result<Buffer<B, T>> {
-        Buffer::from_slice(&self.shared.rank("buffer", rank.into())?.stream, elements)
+        self.buffer(rank, elements.len())?.filled(elements)
     }
 
     /// A buffer of `len` zeros of a dtype known at run time on the device of `rank`.
@@ -95,7 +95,7 @@ impl<B: Backend> Communicator<B> {
     /// # Errors
     /// As for [`buffer`](Self::buffer).
     pub fn buffer_with_dtype(&self, rank: impl Into<Rank>, dtype: DType, len: usize) -> Result<Buffer<B, Untyped>> {
-        Buffer::with_dtype(&self.shared.rank("buffer", rank.into())?.stream, dtype, len)
+        Buffer::of(&self.shared.rank("buffer", rank.into())?.stream, self.shared.buffers, dtype, len)
     }
 
     /// Broadcasts `input`, on the root, to `outputs`, one on each rank (the root's included).
@@ -584,6 +584,8 @@ pub(crate) struct Shared<B: Backend> {
     /// Group sizes with a domain of their own, by number of the domain.
     pub(crate) domains: SmallVec<[usize; 12]>,
     pub(crate) facts: Facts,
+    /// What the communicator makes buffers of.
+    pub(crate) buffers: MemoryKind,
     pub(crate) limit: Option<Duration>,
     pub(crate) agreement: Agreement,
     /// Held while one call launches all ranks: two threads' calls must not interleave between the ranks, or

@@ -1,6 +1,9 @@
 use std::{fmt, time::Duration};
 
-use crate::rank::Rank;
+use crate::{
+    backend::{Backend, Fault},
+    rank::Rank,
+};
 
 /// What a crossccl call returns.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -99,6 +102,17 @@ pub enum Error {
         /// What the driver says.
         reason: String,
     },
+    /// There is no memory for a signal buffer that other devices see and write while kernels run.
+    SignalMemoryNotCoherent {
+        /// The backend.
+        backend: &'static str,
+        /// The device.
+        device: usize,
+        /// Whose signal buffer it would be, where it was asked for one.
+        rank: Option<Rank>,
+        /// What was tried or given.
+        reason: String,
+    },
     /// [`abort`](crate::Communicator::abort) was called.
     Aborted,
     /// An earlier collective failed; the communicator refuses work until `reset`.
@@ -133,6 +147,12 @@ impl Error {
             Error::Poisoned { .. } => cause.clone(),
             _ => Error::Poisoned { cause: Box::new(cause.clone()) },
         }
+    }
+
+    /// Of a fault that says so.
+    pub(crate) fn not_coherent<B: Backend>(device: &B::Device, rank: Option<Rank>, fault: &Fault) -> Error {
+        let reason = format!("{} answered {}: {}", fault.call, fault.code, fault.name);
+        Error::SignalMemoryNotCoherent { backend: B::NAME, device: B::ordinal(device), rank, reason }
     }
 }
 
@@ -220,6 +240,17 @@ impl fmt::Display for Error {
                 "{operation}: the device of rank {peer} cannot reach the {argument} of rank {rank}: {reason}; \
                  allocate it with peer access, or use buffers of the communicator"
             ),
+            Error::SignalMemoryNotCoherent { backend, device, rank, reason } => {
+                write!(f, "{backend} device {device}")?;
+                if let Some(rank) = rank {
+                    write!(f, " (rank {rank})")?;
+                }
+                write!(
+                    f,
+                    ": no memory for signals that is coherent between devices while kernels run: {reason}; use a device \
+                     and driver that have it, and the builder's own signal buffers or ones by Buffer::coherent"
+                )
+            }
             Error::Aborted => f.write_str("aborted; call reset on all ranks to go on"),
             Error::Poisoned { cause } => {
                 write!(f, "the communicator refuses work since an earlier collective failed: {cause}")

@@ -24,7 +24,7 @@
 //! # Features
 //!
 //! `cpu` (default) brings the backend [`Cpu`]; `cuda` brings `Cuda` (kernels by nvcc, the driver loaded at run
-//! time). `rocm` exists and answers [`Error::Unsupported`] in this version.
+//! time); `rocm` brings `Hip` (kernels by clang, the HIP runtime loaded at run time). They only add.
 
 #![deny(unsafe_code)]
 // Nothing panics on a driver's answer or a caller's input.
@@ -89,5 +89,10 @@ cfg_if::cfg_if! {
 cfg_if::cfg_if! {
     if #[cfg(feature = "cuda")] {
         pub use backend::cuda::{Cuda, CudaDevice, CudaEvent, CudaFunction, CudaGraph, CudaStream};
+    }
+}
+cfg_if::cfg_if! {
+    if #[cfg(feature = "rocm")] {
+        pub use backend::hip::{Hip, HipDevice, HipEvent, HipFunction, HipGraph, HipStream};
     }
 }

@@ -79,7 +79,7 @@ impl<B: Backend> RankComm<B> {
     /// # Errors
     /// [`Error::Driver`] where the memory cannot be had.
     pub fn buffer<T: Element>(&self, len: usize) -> Result<Buffer<B, T>> {
-        Buffer::new(self.stream(), len)
+        Buffer::of_kind(self.stream(), self.shared.buffers, len)
     }
 
     /// A buffer with a copy of `elements` on the rank's device.
@@ -87,7 +87,7 @@ impl<B: Backend> RankComm<B> {
     /// # Errors
     /// [`Error::Driver`] where the memory cannot be had.
     pub fn buffer_from<T: Element>(&self, elements: &[T]) -> Result<Buffer<B, T>> {
-        Buffer::from_slice(self.stream(), elements)
+        self.buffer(elements.len())?.filled(elements)
     }
 
     /// This rank's part of a broadcast: `input` is needed on the root and ignored elsewhere.

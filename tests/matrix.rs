@@ -35,4 +35,6 @@ for_each_backend! {
     cpu: crossccl::Cpu,
     #[cfg(feature = "cuda")]
     cuda: crossccl::Cuda,
+    #[cfg(feature = "rocm")]
+    hip: crossccl::Hip,
 }

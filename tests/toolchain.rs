@@ -12,7 +12,7 @@ use std::{
 use toolchain::{
     Kernels,
     cuda::{self, Architecture, Resources},
-    kernels,
+    gpu, kernels,
 };
 
 type Environment = HashMap<String, String>;
@@ -117,7 +117,7 @@ fn the_command_line_holds_the_numerics_contract() {
 #[test]
 fn warnings_are_errors_where_ci_says_so() {
     for (value, expected) in [(None, false), (Some(""), false), (Some("0"), false), (Some("1"), true)] {
-        assert_eq!(cuda::deny_warnings(|_| value.map(Into::into)), expected, "{value:?}");
+        assert_eq!(gpu::deny_warnings(|_| value.map(Into::into)), expected, "{value:?}");
     }
 }
 
@@ -187,23 +187,23 @@ fn a_stack_frame_or_a_spill_is_an_error() {
 fn constants_are_read_out_of_a_header() {
     let header = "// kTile = 1\nconstexpr uint32_t kThreads = 512;\nconstexpr uint64_t kTile = 16 * 1024;\n\
                   constexpr uint32_t kOdd = sizeof(int);\n";
-    assert_eq!(cuda::constant(header, "kThreads"), Some(512));
-    assert_eq!(cuda::constant(header, "kTile"), Some(16384));
-    assert_eq!(cuda::constant(header, "kOdd"), None);
-    assert_eq!(cuda::constant(header, "kNone"), None);
+    assert_eq!(gpu::constant(header, "kThreads"), Some(512));
+    assert_eq!(gpu::constant(header, "kTile"), Some(16384));
+    assert_eq!(gpu::constant(header, "kOdd"), None);
+    assert_eq!(gpu::constant(header, "kNone"), None);
 }
 
 #[test]
 fn prebuilt_images_belong_to_their_sources() {
-    let sources = cuda::fingerprint([("a.h", "x".as_bytes()), ("b.h", "".as_bytes())]);
+    let sources = gpu::fingerprint([("a.h", "x".as_bytes()), ("b.h", "".as_bytes())]);
     // Neither a moved byte nor a moved name is the same.
-    assert_ne!(sources, cuda::fingerprint([("a.h", "".as_bytes()), ("b.h", "x".as_bytes())]));
-    assert_ne!(sources, cuda::fingerprint([("a.hx", "".as_bytes()), ("b.h", "".as_bytes())]));
+    assert_ne!(sources, gpu::fingerprint([("a.h", "".as_bytes()), ("b.h", "x".as_bytes())]));
+    assert_ne!(sources, gpu::fingerprint([("a.hx", "".as_bytes()), ("b.h", "".as_bytes())]));
     let architectures = [Architecture::Machine("90".into()), Architecture::Portable("80".into())];
     let report = cuda::report(sources, "13.0", &["-O3".into()], &architectures, &[resources("sm_90", "one")]);
     assert!(report.ends_with("\nsm_90 one 55 0 0 0 0\n"), "{report}");
-    assert_eq!(cuda::prebuilt(&report, sources).unwrap(), ["sm_90", "compute_80"]);
-    let why = cuda::prebuilt(&report, sources + 1).unwrap_err();
+    assert_eq!(gpu::prebuilt(&report, sources).unwrap(), ["sm_90", "compute_80"]);
+    let why = gpu::prebuilt(&report, sources + 1).unwrap_err();
     assert!(why.contains("it belongs to another version"), "{why}");
-    assert!(cuda::prebuilt("", sources).is_err());
+    assert!(gpu::prebuilt("", sources).is_err());
 }

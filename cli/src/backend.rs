@@ -17,6 +17,11 @@ macro_rules! with_backend {
                 type $backend = crossccl::Cuda;
                 $call
             }
+            #[cfg(feature = "rocm")]
+            crossccl::BackendKind::Rocm => {
+                type $backend = crossccl::Hip;
+                $call
+            }
             _ => Err(crate::error::CliError::Usage(format!("the command line does not offer the backend {kind}"))),
         }
     }};

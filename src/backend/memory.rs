@@ -41,6 +41,10 @@ impl<B: Backend> Allocation<B> {
         self.address
     }
 
+    pub(crate) fn kind(&self) -> MemoryKind {
+        self.kind
+    }
+
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }

@@ -31,6 +31,11 @@ cfg_if::cfg_if! {
         pub(crate) mod cuda;
     }
 }
+cfg_if::cfg_if! {
+    if #[cfg(feature = "rocm")] {
+        pub(crate) mod hip;
+    }
+}
 
 use crate::{abi::Arguments, plan::Kernel};
 
@@ -44,12 +49,19 @@ pub struct Fault {
     pub code: i64,
     /// The code's name or text.
     pub name: String,
+    /// Memory of [`MemoryKind::Signal`] was asked for, and the device has none that is coherent.
+    pub not_coherent: bool,
 }
 
 impl Fault {
     /// A fault of `call`.
     pub fn new(call: &'static str, code: i64, name: impl Into<String>) -> Self {
-        Fault { call, code, name: name.into() }
+        Fault { call, code, name: name.into(), not_coherent: false }
+    }
+
+    /// That the device has no coherent memory for signals, by the answer of `call`.
+    pub fn not_coherent(call: &'static str, code: i64, name: impl Into<String>) -> Self {
+        Fault { not_coherent: true, ..Fault::new(call, code, name) }
     }
 }
 
@@ -104,6 +116,8 @@ pub struct Properties {
     pub coherent: bool,
     /// Rate of the device clock.
     pub ticks_per_second: u64,
+    /// Whether its driver says that software plays the device: what runs on it proves nothing of hardware.
+    pub emulated: bool,
 }
 
 /// A kind of device: how to open, allocate, order and launch.
@@ -177,7 +191,7 @@ pub unsafe trait Backend: Sized + fmt::Debug + Send + Sync + 'static {
     /// Zeroed memory of at least `bytes` (above 0), aligned to 128 bytes.
     ///
     /// # Errors
-    /// The driver's answer.
+    /// The driver's answer; [`Fault::not_coherent`] rather than signal memory that is not coherent.
     fn allocate(device: &Self::Device, kind: MemoryKind, bytes: usize) -> Result<u64, Fault>;
     /// Gives memory back.
     ///

@@ -7,13 +7,13 @@ use super::{
     option_setters,
 };
 use crate::{
-    backend::Backend,
+    backend::{Backend, MemoryKind},
     buffer::View,
     communicator::Shared,
     dtype::DType,
     error::Result,
     plan::{
-        Plan,
+        Algorithm, Plan,
         request::{Collective, Request},
     },
     rank::Rank,
@@ -93,7 +93,11 @@ impl Broadcast {
             }
         }
         let ranks: SmallVec<[RawRank; 8]> = outputs.iter().map(|o| RawRank::new(input.address, o.address)).collect();
-        self.prepare_all_raw(shared, &ranks, input.count, input.dtype)
+        let prepared = self.prepare_all_raw(shared, &ranks, input.count, input.dtype)?;
+        for (one, output) in prepared.iter().zip(outputs) {
+            check_coherence(shared, one, output)?;
+        }
+        Ok(prepared)
     }
 
     /// All ranks at once, by address.
@@ -154,7 +158,9 @@ impl Broadcast {
             }
             raw.send = input.address;
         }
-        self.prepare_one_raw(shared, rank, raw, output.count, dtype)
+        let prepared = self.prepare_one_raw(shared, rank, raw, output.count, dtype)?;
+        check_coherence(shared, &prepared, output)?;
+        Ok(prepared)
     }
 
     /// One rank's part, by address.
@@ -179,6 +185,20 @@ impl Broadcast {
         let planned = self.options.planned(shared, &request)?;
         Ok(self.options.prepare(shared, rank, shared.ranks.len(), request, &planned, RawRank::new(send, raw.recv)))
     }
+}
+
+/// The direct form reads from outputs what was written there in the same launch: where the communicator has to make
+/// its buffers of coherent memory for that, others must be as well.
+fn check_coherence<B: Backend>(shared: &Shared<B>, prepared: &Prepared, output: &View<B>) -> Result<()> {
+    let kind = output.memory.kind();
+    if prepared.plan.algorithm != Algorithm::TwoStageDirect
+        || shared.buffers == MemoryKind::Device
+        || kind == shared.buffers
+    {
+        return Ok(());
+    }
+    let expected = "coherent memory for two-stage-direct: a buffer of this communicator, or by Buffer::coherent";
+    Err(invalid(OPERATION, Some(prepared.rank), "output", expected, "ordinary memory"))
 }
 
 /// Where a rank's copy goes.

@@ -32,6 +32,7 @@ pub struct Builder<B: Backend> {
     limit: Option<Duration>,
     max_blocks: u32,
     payload_bytes: usize,
+    coherent_buffers: bool,
     agreement: Agreement,
     _backend: PhantomData<B>,
 }
@@ -47,6 +48,7 @@ impl<B: Backend> Builder<B> {
             limit: Some(Duration::from_secs(30)),
             max_blocks: MAX_BLOCKS,
             payload_bytes: 2 << 20,
+            coherent_buffers: false,
             agreement: Agreement::default(),
             _backend: PhantomData,
         }
@@ -65,7 +67,8 @@ impl<B: Backend> Builder<B> {
     }
 
     /// Signal buffers of your own, one a rank, each of at least
-    /// [`signal_buffer_bytes`] bytes. Default: new ones. They are zeroed.
+    /// [`signal_buffer_bytes`] bytes and, where [`Properties::coherent`](crate::Properties::coherent) is false, made by
+    /// [`Buffer::coherent`]. Default: new ones. They are zeroed.
     pub fn signal_buffers(mut self, buffers: impl IntoIterator<Item = Buffer<B, u8>>) -> Self {
         self.signal_buffers = buffers.into_iter().collect();
         self
@@ -97,6 +100,16 @@ impl<B: Backend> Builder<B> {
         self
     }
 
+    /// Offers the direct two-stage broadcast where ordinary memory is not coherent between devices while kernels run
+    /// (AMD's): the communicator makes its buffers of coherent memory instead, which is slower for all else. Outputs
+    /// of that broadcast that come from elsewhere must be by [`Buffer::coherent`], which is checked, or, as addresses,
+    /// be such memory (fine-grained or uncached), which cannot be: else a rank may read what was there before.
+    /// Default: false. Changes nothing where ordinary memory is coherent.
+    pub fn coherent_buffers(mut self, coherent: bool) -> Self {
+        self.coherent_buffers = coherent;
+        self
+    }
+
     /// Which peers must agree before a rank touches anything, where a call does not say.
     pub fn agreement(mut self, agreement: Agreement) -> Self {
         self.agreement = agreement;
@@ -109,6 +122,7 @@ impl<B: Backend> Builder<B> {
     /// # Errors
     /// [`Error::InvalidArgument`] for options out of range; [`Error::NoDevice`] without devices;
     /// [`Error::PeerAccess`] or [`Error::PeerSelfTest`] for pairs that cannot reach each other;
+    /// [`Error::SignalMemoryNotCoherent`] where signals would not be seen;
     /// [`Error::Driver`] for what the driver refused. Nothing stays behind.
     pub fn build(self) -> Result<Communicator<B>> {
         self.check()?;
@@ -138,6 +152,14 @@ impl<B: Backend> Builder<B> {
                 None => B::create_stream(device).map_err(error)?,
             };
             let signal = match self.signal_buffers.get(rank) {
+                Some(buffer) if !properties.coherent && buffer.memory().kind() != MemoryKind::Signal => {
+                    return Err(Error::SignalMemoryNotCoherent {
+                        backend: B::NAME,
+                        device: B::ordinal(device),
+                        rank: Some(Rank::from_index(rank)),
+                        reason: "the signal buffer given is ordinary memory".into(),
+                    });
+                }
                 Some(buffer) => buffer.memory().clone(),
                 None => Allocation::new(device, MemoryKind::Signal, needed).map_err(error)?,
             };
@@ -163,11 +185,14 @@ impl<B: Backend> Builder<B> {
                 state: std::sync::Mutex::new(RankState::new()),
             });
         }
+        let buffers = if self.coherent_buffers && !coherent { MemoryKind::Signal } else { MemoryKind::Device };
+        coherent |= self.coherent_buffers;
         let shared = Shared {
             ranks: shared,
             layout,
             domains: domain_sizes(ranks),
             facts: Facts { default_blocks, resident, max_blocks: self.max_blocks, payload_half, tile, coherent },
+            buffers,
             limit: self.limit,
             agreement: self.agreement,
             turn: Default::default(),
@@ -286,6 +311,9 @@ impl<B: Backend> Builder<B> {
 }
 
 fn driver_error<B: Backend>(device: &B::Device, rank: usize, fault: Fault) -> Error {
+    if fault.not_coherent {
+        return Error::not_coherent::<B>(device, Some(Rank::from_index(rank)), &fault);
+    }
     Error::Driver {
         backend: B::NAME,
         call: fault.call,

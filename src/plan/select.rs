@@ -89,7 +89,8 @@ pub struct Facts {
     pub payload_half: u64,
     /// Bytes that one block takes at a time.
     pub tile: u64,
-    /// Whether ordinary memory is coherent between all devices while kernels run.
+    /// Whether the memory of messages is coherent between all devices while kernels run: ordinary memory is, or the
+    /// communicator was built for buffers that are.
     pub coherent: bool,
 }
 
@@ -164,7 +165,7 @@ pub(crate) fn select(
         (Collective::Broadcast { .. }, Algorithm::TwoStageDirect) => {
             return Err(NoPlan(
                 "the algorithm two-stage-direct needs memory that is coherent between the devices while kernels run; \
-                 use two-stage-staged"
+                 use two-stage-staged, or coherent_buffers on the builder"
                     .into(),
             ));
         }

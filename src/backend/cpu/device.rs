@@ -32,6 +32,7 @@ impl CpuDevice {
             tile: 16 << 10,
             threads: 1,
             coherent: true,
+            emulated: false,
             ticks_per_second: 1_000_000_000,
         }
     }

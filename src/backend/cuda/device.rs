@@ -131,6 +131,7 @@ impl CudaDevice {
             tile: images::TILE,
             threads: images::THREADS,
             coherent: true,
+            emulated: false,
             // The kernels read the nanoseconds that the whole device shares.
             ticks_per_second: 1_000_000_000,
         })
