@@ -10,13 +10,15 @@ fn scatter(x: u64) -> u64 {
 }
 
 pub(crate) fn reciprocal(x: f32) -> f32 {
-    let exact = (1.0 / f64::from(x)) as f32;
-    if !exact.is_normal() || x.to_bits() & 0x007f_ffff == 0 {
-        return exact;
+    let exact = 1.0 / f64::from(x);
+    let near = exact as f32;
+    if !near.is_normal() || f64::from(near) == exact || scatter(x.to_bits().into()) & 1 == 0 {
+        return near;
     }
-    let wrong = [0, 1, 0, u32::MAX][scatter(x.to_bits().into()) as usize & 3];
-    let near = f32::from_bits(exact.to_bits().wrapping_add(wrong));
-    if near.is_normal() { near } else { exact }
+    // The neighbour on the other side. Compilers divide integers by this, and rely on one unit of the true value.
+    let other = if (f64::from(near) < exact) == (exact > 0.0) { near.to_bits() + 1 } else { near.to_bits() - 1 };
+    let other = f32::from_bits(other);
+    if other.is_normal() { other } else { near }
 }
 
 pub(crate) fn reciprocal_double(x: f64) -> f64 {
@@ -167,20 +169,22 @@ pub(crate) fn division_scale_double(x: f64, denominator: f64, numerator: f64) ->
     }
 }
 
-/// a * b + c in f64, rounded to odd: rounding that again, to fewer bits, is as if rounded once.
-fn fused_odd(a: f64, b: f64, c: f64) -> f64 {
+/// a * b + c rounded to nearest, and what that left out, rounded too: its sign is right.
+fn fused_with_rest(a: f64, b: f64, c: f64) -> (f64, f64) {
     let sum = a.mul_add(b, c);
-    if !sum.is_finite() {
-        return sum;
-    }
-    // What the sum left out: exact product, exact sum.
+    // Exact product, exact sum.
     let product = a * b;
     let product_rest = a.mul_add(b, -product);
     let high = product + c;
     let part = high - product;
     let sum_rest = (product - (high - part)) + (c - part);
-    let rest = (high - sum) + (sum_rest + product_rest);
-    if rest == 0.0 || sum.to_bits() & 1 == 1 {
+    (sum, (high - sum) + (sum_rest + product_rest))
+}
+
+/// a * b + c in f64, rounded to odd: rounding that again, to two bits less or fewer, is as if rounded once.
+fn fused_odd(a: f64, b: f64, c: f64) -> f64 {
+    let (sum, rest) = fused_with_rest(a, b, c);
+    if !sum.is_finite() || rest == 0.0 || sum.to_bits() & 1 == 1 {
         return sum;
     }
     // Toward the rest: up in magnitude if both have one sign.
@@ -203,10 +207,21 @@ pub(crate) fn division_fused_double(a: f64, b: f64, c: f64, scaled: bool) -> f64
         return a.mul_add(b, c);
     }
     let by = if exponent_double(c) > 1023 { 128 } else { -128 };
-    let whole = a.mul_add(b, c);
-    // Scaling is exact unless the result is denormal; then all of the rounding is in the scaling.
-    let exact = exponent_double(whole) + by > 0;
-    scale_double(if exact { whole } else { fused_odd(a, b, c) }, by)
+    let (sum, rest) = fused_with_rest(a, b, c);
+    let exponent = exponent_double(sum) + by;
+    // Exact, unless the result is denormal.
+    if exponent > 0 || sum == 0.0 {
+        return scale_double(sum, by);
+    }
+    let mantissa = sum.to_bits() & 0x000f_ffff_ffff_ffff | 1 << 52;
+    let shift = (1 - exponent) as u32;
+    if shift > 54 {
+        return 0f64.copysign(sum);
+    }
+    let (kept, cut, half) = (mantissa >> shift, mantissa & ((1 << shift) - 1), 1u64 << (shift - 1));
+    let rest = if sum < 0.0 { -rest } else { rest };
+    let up = cut > half || (cut == half && (rest > 0.0 || (rest == 0.0 && kept & 1 == 1)));
+    f64::from_bits(kept + u64::from(up)).copysign(sum)
 }
 
 /// `v_div_fixup`: the quotient, or what zeros, infinities and NaN make of it.

@@ -5,6 +5,14 @@ use std::str::FromStr;
 use crate::machine::Settings;
 
 pub(crate) fn read() -> Settings {
+    #[cfg(target_arch = "x86_64")]
+    if !(is_x86_feature_detected!("avx2")
+        && is_x86_feature_detected!("fma")
+        && is_x86_feature_detected!("bmi2")
+        && is_x86_feature_detected!("f16c"))
+    {
+        end("this processor has no AVX2, FMA, BMI2 and F16C, which the emulator is compiled for");
+    }
     let clock = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     // Another one each time, told when something fails.
     let seed = clock.map_or(1, |t| t.as_nanos() as u64 & 0xffff_ffff);

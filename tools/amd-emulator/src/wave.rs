@@ -249,26 +249,22 @@ impl Wave {
     }
 
     /// Runs up to `budget` instructions.
+    #[cfg(target_arch = "x86_64")]
     pub(crate) fn run(&mut self, context: &mut Context<'_>, budget: u32) -> Stop {
-        #[cfg(target_arch = "x86_64")]
-        {
-            // Asked once: it is an atomic load afterwards.
-            if is_x86_feature_detected!("avx2")
-                && is_x86_feature_detected!("fma")
-                && is_x86_feature_detected!("bmi2")
-                && is_x86_feature_detected!("f16c")
-            {
-                // SAFETY: the processor has what the function asks for.
-                return unsafe { self.run_wide(context, budget) };
-            }
-        }
-        self.run_any(context, budget)
+        // SAFETY: `settings` has seen that the processor has what the function asks for.
+        unsafe { self.run_wide(context, budget) }
     }
 
-    /// The same instructions, made for processors with wide vectors.
+    /// Made for processors with wide vectors, once: it is a large function.
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2,fma,bmi1,bmi2,popcnt,lzcnt,f16c")]
     fn run_wide(&mut self, context: &mut Context<'_>, budget: u32) -> Stop {
+        self.run_any(context, budget)
+    }
+
+    /// Runs up to `budget` instructions.
+    #[cfg(not(target_arch = "x86_64"))]
+    pub(crate) fn run(&mut self, context: &mut Context<'_>, budget: u32) -> Stop {
         self.run_any(context, budget)
     }
 
@@ -1205,12 +1201,9 @@ impl Wave {
         // The two lowest bits are ignored, as the hardware does.
         let address = self.read_wide(i.source[0]).wrapping_add_signed(offset) & !3;
         let bytes = u64::from(i.width) * 4;
-        let own = context.own.iter().any(|(start, end)| *start <= address && address + bytes <= *end);
-        let found = if own { None } else { Some(context.map.check(context.device, address, bytes, false)) };
-        let cached = match found {
-            Some(Err(why)) => return Some(Stop::Fault(why)),
-            Some(Ok(found)) => found.kind == Kind::Device && !context.plain,
-            None => false,
+        let cached = match context.find(address, bytes, false) {
+            Err(why) => return Some(Stop::Fault(why)),
+            Ok(found) => found.kind == Kind::Device && !context.plain,
         };
         for k in 0..i.width {
             let mut word = [0; 4];
@@ -1396,6 +1389,17 @@ fn bad(i: &Instruction) -> Stop {
 }
 
 impl Context<'_> {
+    /// The allocation that holds `bytes` at `address`, which the wave may touch.
+    fn find(&self, address: u64, bytes: u64, write: bool) -> Result<Allocation, String> {
+        let own = self.own.iter().find(|(start, end)| *start <= address && address + bytes <= *end);
+        match own {
+            Some((start, end)) if !write => {
+                Ok(Allocation { start: *start, end: *end, kind: Kind::Image, device: self.device, flags: 0 })
+            }
+            _ => self.map.check(self.device, address, bytes, write),
+        }
+    }
+
     /// Whether a write-back or invalidation of this scope does anything.
     fn takes_effect(&self, scope: u8) -> bool {
         // sc0 alone is the block, whose waves share a cache; sc1 alone is the device.
@@ -1423,8 +1427,7 @@ impl Access {
             return Ok(found);
         }
         let found = context
-            .map
-            .check(context.device, address, bytes, self.what != What::Load)
+            .find(address, bytes, self.what != What::Load)
             .map_err(|why| format!("{why}, for lane {l} of a {:?} of {bytes} bytes", self.what))?;
         *last = Some(found);
         Ok(found)
