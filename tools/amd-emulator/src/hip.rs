@@ -108,6 +108,12 @@ pub extern "C" fn crossccl_emulator_steps() -> u64 {
     crate::runtime::STEPS.load(std::sync::atomic::Ordering::Relaxed)
 }
 
+/// Lets the order from now on follow this seed.
+#[unsafe(no_mangle)]
+pub extern "C" fn crossccl_emulator_reseed(seed: u64) {
+    runtime().lock().seed = Some(seed);
+}
+
 /// HIP's function of this name.
 #[unsafe(no_mangle)]
 #[allow(non_snake_case)]

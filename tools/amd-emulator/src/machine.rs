@@ -162,6 +162,16 @@ impl Machine {
         }
     }
 
+    pub(crate) fn reseed(&mut self, seed: u64) {
+        self.settings.seed = seed;
+        self.random = Random::new(seed);
+        self.next_speeds = 0;
+    }
+
+    pub(crate) fn seed(&self) -> u64 {
+        self.settings.seed
+    }
+
     /// Starts a launch; its end is among what [`finished`](Self::finished) answers, with `token`.
     pub(crate) fn start(&mut self, spec: Spec, token: u64, map: &Map) {
         let kernel = &spec.object.kernels[&spec.kernel];
@@ -346,8 +356,12 @@ impl Machine {
         };
         let early = self.random.once_in(2);
         let stop = self.with(runner, map, |wave, context| {
-            if early && let Err(fault) = wave.complete_one(context) {
-                return Stop::Fault(fault);
+            if early {
+                match wave.complete_one(context, false) {
+                    Err(fault) => return Stop::Fault(fault),
+                    Ok(true) => return Stop::Exposed,
+                    Ok(false) => {}
+                }
             }
             wave.run(context, budget as u32)
         });
@@ -366,6 +380,10 @@ impl Machine {
                 } else {
                     self.make_ready(runner);
                 }
+            }
+            Stop::Exposed => {
+                let until = self.tick + self.random.magnitude(3.3);
+                self.stalled.push(Reverse((until, runner)));
             }
             Stop::Sleeps => {
                 let device = self.device_of(runner);
@@ -408,7 +426,7 @@ impl Machine {
     fn drain(&mut self, map: &Map) {
         let which = self.random.below(self.draining.len() as u64) as usize;
         let runner = self.draining[which];
-        if let Err(why) = self.with(runner, map, |wave, context| wave.complete_one(context)) {
+        if let Err(why) = self.with(runner, map, |wave, context| wave.complete_one(context, true)) {
             return self.fail(runner, why);
         }
         if self.runners[runner].wave.is_drained() {

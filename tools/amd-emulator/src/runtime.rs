@@ -120,6 +120,8 @@ pub(crate) struct Core {
     /// Branches left of a running graph.
     graphs_running: HashMap<u64, usize>,
     next: u64,
+    /// That the devices shall follow from now on.
+    pub(crate) seed: Option<u64>,
 }
 
 // SAFETY: the pointers are to memory that this owns.
@@ -182,7 +184,10 @@ impl Runtime {
             let mut core = self.lock();
             let mut changed = !finished.is_empty();
             for one in finished.drain(..) {
-                core.finish(one, self.settings.abort, self.settings.seed);
+                core.finish(one, self.settings.abort, machine.seed());
+            }
+            if let Some(seed) = core.seed.take() {
+                machine.reseed(seed);
             }
             changed |= core.advance(&mut machine);
             if changed {
@@ -206,6 +211,9 @@ impl Runtime {
                 // Launches that came in the meantime are taken by the next turn.
                 let (guard, _) = self.work.wait_timeout(core, time).unwrap_or_else(PoisonError::into_inner);
                 core = guard;
+                if let Some(seed) = core.seed.take() {
+                    machine.reseed(seed);
+                }
                 if core.advance(&mut machine) {
                     self.done.notify_all();
                 }
@@ -241,6 +249,7 @@ impl Core {
             per_thread: HashMap::new(),
             graphs_running: HashMap::new(),
             next: 0x1000,
+            seed: None,
         }
     }
 

@@ -76,6 +76,8 @@ pub(crate) enum Stop {
     Waits,
     /// It issued what peers may see: a moment in which others should run.
     Published,
+    /// Peers see a store of its, and not yet what it writes back: others should run for long.
+    Exposed,
     Sleeps,
     Barrier,
     Ends,
@@ -1132,8 +1134,13 @@ impl Wave {
             if self.outstanding.len() <= left {
                 return None;
             }
-            if let Err(fault) = self.complete_one(context) {
-                return Some(Stop::Fault(fault));
+            match self.complete_one(context, true) {
+                Err(fault) => return Some(Stop::Fault(fault)),
+                Ok(true) => {
+                    self.at -= 1;
+                    return Some(Stop::Exposed);
+                }
+                Ok(false) => {}
             }
             // Now and then others run while this wave waits, as often as memory is slow.
             if context.random.once_in(4) {
@@ -1148,17 +1155,28 @@ impl Wave {
         self.outstanding.iter().all(Option::is_none)
     }
 
-    /// One outstanding operation takes effect, any that no older one of the wave precedes.
-    pub(crate) fn complete_one(&mut self, context: &mut Context<'_>) -> Result<(), String> {
+    /// One outstanding operation takes effect, any that no older one of the wave precedes. Whether that was a store
+    /// that peers see while a write-back is outstanding. Forced, something does if anything can.
+    pub(crate) fn complete_one(&mut self, context: &mut Context<'_>, forced: bool) -> Result<bool, String> {
         let count = self.outstanding.len();
         if count == 0 {
-            return Ok(());
+            return Ok(false);
         }
         let mut pick = context.random.below(count as u64) as usize;
-        while self.outstanding[pick].is_none() {
-            pick = (pick + 1) % count;
-            if pick == 0 && self.is_drained() {
-                return Ok(());
+        // A write-back takes long: others are taken first, mostly.
+        let slow = !context.random.once_in(4);
+        let waits = |a: &Option<Box<Access>>| a.as_ref().is_some_and(|a| !(slow && a.what == What::WriteBack));
+        if !self.outstanding.iter().any(waits) {
+            if !forced || self.is_drained() {
+                return Ok(false);
+            }
+            // Nothing but write-backs, which do not precede each other.
+            while self.outstanding[pick].is_none() {
+                pick = (pick + 1) % count;
+            }
+        } else {
+            while !waits(&self.outstanding[pick]) {
+                pick = (pick + 1) % count;
             }
         }
         // Whom something precedes lets that go first.
@@ -1174,7 +1192,9 @@ impl Wave {
                 older += 1;
             }
         }
-        let Some(mut access) = self.outstanding[pick].take() else { return Ok(()) };
+        let Some(mut access) = self.outstanding[pick].take() else { return Ok(false) };
+        let published = matches!(access.what, What::Store | What::Atomic) && access.scope & SC1 != 0;
+        let exposed = published && self.outstanding.iter().flatten().any(|a| a.what == What::WriteBack);
         // Lanes need not go together.
         let all = access.lanes;
         if all.count_ones() > 1 && context.random.once_in(8) {
@@ -1184,12 +1204,12 @@ impl Wave {
                 let done = access.complete(self, context);
                 access.lanes = all & !some;
                 self.outstanding[pick] = Some(access);
-                return done;
+                return done.map(|()| exposed);
             }
         }
         let done = access.complete(self, context);
         context.spare.push(access);
-        done
+        done.map(|()| exposed)
     }
 
     fn load_scalars(&mut self, i: &Instruction, context: &mut Context<'_>) -> Option<Stop> {
@@ -1288,7 +1308,7 @@ impl Wave {
                 self.outstanding.pop_front();
             }
             while self.outstanding.len() >= 60 && self.outstanding.iter().any(Option::is_some) {
-                if let Err(fault) = self.complete_one(context) {
+                if let Err(fault) = self.complete_one(context, true) {
                     return Some(Stop::Fault(fault));
                 }
                 while let Some(None) = self.outstanding.front() {
