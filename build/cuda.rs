@@ -17,7 +17,7 @@ const FOLDERS: [&str; 2] = ["kernels-common", "kernels-cuda"];
 const IMAGE: &str = "crossccl_cuda.fatbin";
 const REPORT: &str = "crossccl_cuda.txt";
 /// nvcc adds these to its command line: one of them could switch fast-math on.
-const IGNORED: [&str; 2] = ["NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"];
+const VARIABLES: &shared::Variables = &[("NVCC_PREPEND_FLAGS", None), ("NVCC_APPEND_FLAGS", None)];
 
 /// Compiles `kernels-cuda`.
 pub(crate) fn compile() -> Result<(), String> {
@@ -25,7 +25,7 @@ pub(crate) fn compile() -> Result<(), String> {
     let sources = sources()?;
     let nvcc = cuda::nvcc(env, Path::is_file)?;
     let architectures = cuda::architectures(env)?;
-    let (_, version) = shared::run(&nvcc, &["--version".into()], &IGNORED)?;
+    let (_, version) = shared::run(&nvcc, &["--version".into()], VARIABLES)?;
     let release =
         cuda::release(&version).ok_or_else(|| format!("{} --version names no release: {version}", nvcc.display()))?;
     let image = out_dir()?.join(IMAGE);
@@ -38,7 +38,7 @@ pub(crate) fn compile() -> Result<(), String> {
         Path::new("kernels-cuda/kernels.cu"),
         &image,
     );
-    let (good, output) = shared::run(&nvcc, &arguments, &IGNORED)?;
+    let (good, output) = shared::run(&nvcc, &arguments, VARIABLES)?;
     if !good {
         let hint = if output.contains("nsupported gpu architecture") {
             "\nThis compiler is older or newer than an architecture of the list; CUDA_ARCH_LIST names others (sm_100 \

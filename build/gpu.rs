@@ -40,11 +40,17 @@ pub(crate) fn geometry(path: &str) -> Result<(u64, u64), String> {
     Ok((constant("kThreads")?, constant("kTile")?))
 }
 
-/// Runs a compiler without the variables in `ignored`: whether it was content, and all that it said.
-pub(crate) fn run(program: &Path, arguments: &[String], ignored: &[&str]) -> Result<(bool, String), String> {
+/// Variables of a compiler's environment: set, or taken away.
+pub(crate) type Variables = [(&'static str, Option<&'static str>)];
+
+/// Runs a compiler: whether it was content, and all that it said.
+pub(crate) fn run(program: &Path, arguments: &[String], variables: &Variables) -> Result<(bool, String), String> {
     let mut command = Command::new(program);
-    for name in ignored {
-        command.env_remove(name);
+    for (name, value) in variables {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
     }
     let output = command.args(arguments).output().map_err(|e| format!("{}: {e}", program.display()))?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();

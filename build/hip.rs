@@ -21,15 +21,21 @@ use super::{
 
 const FOLDERS: [&str; 2] = ["kernels-common", "kernels-hip"];
 const REPORT: &str = "crossccl_hip.txt";
-/// hipcc adds these to its command line: one of them could switch fast-math on.
-const IGNORED: [&str; 3] = ["HIPCC_COMPILE_FLAGS_APPEND", "HIPCC_LINK_FLAGS_APPEND", "CCC_OVERRIDE_OPTIONS"];
+const VARIABLES: &shared::Variables = &[
+    // A hipcc that sees nvcc takes it, unless it is told.
+    ("HIP_PLATFORM", Some("amd")),
+    // These are added to the command line: one of them could switch fast-math on.
+    ("HIPCC_COMPILE_FLAGS_APPEND", None),
+    ("HIPCC_LINK_FLAGS_APPEND", None),
+    ("CCC_OVERRIDE_OPTIONS", None),
+];
 
 fn image(target: &str) -> String {
     format!("crossccl_hip.{target}.co")
 }
 
 fn run(compiler: &Path, arguments: &[String]) -> Result<(bool, String), String> {
-    shared::run(compiler, arguments, &IGNORED)
+    shared::run(compiler, arguments, VARIABLES)
 }
 
 /// Compiles `kernels-hip`.
@@ -39,9 +45,10 @@ pub(crate) fn compile() -> Result<(), String> {
     let compilers = hip::compilers(env, Path::is_file)?;
     let targets = hip::targets(env)?;
     let folder = out_dir()?;
-    write("empty.hip", "")?;
-    let empty = folder.join("empty.hip");
-    let knows = |compiler: &Path, target: &str| matches!(run(compiler, &hip::question(target, &empty)), Ok((true, _)));
+    write("question.hip", hip::QUESTION)?;
+    let question = folder.join("question.hip");
+    let knows =
+        |compiler: &Path, target: &str| matches!(run(compiler, &hip::question(target, &question)), Ok((true, _)));
     let assigned = hip::assign(&targets, &compilers, knows)?;
 
     let jobs = env("NUM_JOBS").and_then(|n| n.parse().ok()).unwrap_or(1).clamp(1, assigned.len());

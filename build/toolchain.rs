@@ -519,8 +519,8 @@ pub(crate) mod hip {
                 None => {
                     let list: Vec<_> = compilers.iter().map(|compiler| compiler.display().to_string()).collect();
                     return Err(format!(
-                        "no compiler knows the target {}: asked {}. A newer clang does (gfx942 and gfx1201 need 19, gfx950 \
-                         needs 20): name it by HIP_CLANG, or leave the target out of GPU_TARGETS",
+                        "no compiler is new enough for the target {}: asked {}. That takes clang 19, or a hipcc made of it, and 20 for \
+                         gfx950: name one by HIP_CLANG, or leave the target out of GPU_TARGETS",
                         target.name,
                         list.join(", ")
                     ));
@@ -538,10 +538,14 @@ pub(crate) mod hip {
         arguments
     }
 
-    /// The arguments that ask whether a compiler knows a target: `empty` is an empty file.
-    pub(crate) fn question(target: &str, empty: &Path) -> Vec<String> {
+    /// A file that says no to clangs that are too old, which a hipcc may wrap (Debian's is 15): 16 copies the kernels'
+    /// arguments to scratch.
+    pub(crate) const QUESTION: &str = "#if __clang_major__ < 19\n#error\n#endif\n";
+
+    /// The arguments that ask whether a compiler knows a target: `file` has `QUESTION`.
+    pub(crate) fn question(target: &str, file: &Path) -> Vec<String> {
         let mut arguments = device_only(target);
-        arguments.extend(["-fsyntax-only".into(), empty.display().to_string()]);
+        arguments.extend(["-fsyntax-only".into(), file.display().to_string()]);
         arguments
     }
 

@@ -79,8 +79,13 @@ template <class T, class Op, uint32_t N> struct Reducer {
   }
 
   CROSSCCL_METHOD void one(uint64_t to, uint64_t from) const {
-    Acc acc = Num::widen(in[0][from]);
-    for (uint32_t p = 1; p < in.ranks(); ++p) acc = Op::template apply<Num>(acc, Num::widen(in[p][from]));
+    T x;
+    load_pieces<1, 1>(&x, in[0] + from, 1);
+    Acc acc = Num::widen(x);
+    for (uint32_t p = 1; p < in.ranks(); ++p) {
+      load_pieces<1, 1>(&x, in[p] + from, 1);
+      acc = Op::template apply<Num>(acc, Num::widen(x));
+    }
     finish<1, 1>(&acc, to, 1);
   }
 

@@ -34,8 +34,9 @@
 //   void load_pieces<K, V>(T* x, const T* from, uint64_t step)
 //   void store_pieces<K, V>(T* to, const T* x, uint64_t step)
 //     K pieces of V elements, `step` elements apart, into and out of a thread's own array, which is aligned
-//     to kVector. A piece is a vector, or half a vector or two where types are converted. Ordinary cached
-//     accesses, never through a read-only path (I11).
+//     to kVector. A piece is a vector, or half a vector or two where types are converted, or one element, of
+//     which the array may be aligned to itself. Ordinary cached accesses, never through a read-only path (I11).
+//     All that is moved goes through these two.
 //   kTile                      bytes that one block copies at a time; a multiple of kVector
 //   void copy_tile(const Block&, uint8_t* to, const uint8_t* from, uint64_t bytes)
 //     All threads of the block together; any alignment, no overlap; vectors.h offers

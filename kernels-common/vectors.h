@@ -24,6 +24,13 @@ CROSSCCL_DEVICE void load_shifted(uint64_t* x, const uint8_t* from, uint32_t shi
   x[1] = b >> bits | c << 1 << (63 - bits);
 }
 
+// Through the target, which may have to say what kind of memory it is.
+CROSSCCL_DEVICE void copy_byte(uint8_t* to, const uint8_t* from) {
+  uint8_t x;
+  load_pieces<1, 1>(&x, from, 1);
+  store_pieces<1, 1>(to, &x, 1);
+}
+
 // All threads of the block together; any alignment. Stores are whole vectors but for the ends. No byte
 // outside of the range is read: what lies beside it may be another's, who is writing it.
 CROSSCCL_DEVICE void copy_tile_by_vectors(const Block& b, uint8_t* to, const uint8_t* from, uint64_t bytes) {
@@ -56,8 +63,8 @@ CROSSCCL_DEVICE void copy_tile_by_vectors(const Block& b, uint8_t* to, const uin
       store_vectors<1>((uint64_t*)(to + i), x, 0);
     }
   }
-  CROSSCCL_ROLLED for (uint64_t k = b.thread; k < head; k += b.threads) to[k] = from[k];
-  CROSSCCL_ROLLED for (uint64_t k = end + b.thread; k < bytes && body != 0; k += b.threads) to[k] = from[k];
+  CROSSCCL_ROLLED for (uint64_t k = b.thread; k < head; k += b.threads) copy_byte(to + k, from + k);
+  CROSSCCL_ROLLED for (uint64_t k = end + b.thread; k < bytes && body != 0; k += b.threads) copy_byte(to + k, from + k);
 }
 
 }  // namespace crossccl

@@ -30,6 +30,8 @@ enum PlantedHere : uint32_t {
   kReadOnlyLoads = 106,      // pointers out of records through the scalar cache
   kAnyAddressSpace = 107,    // flat accesses
   kPollAlone = 108,          // a poll without its invalidation
+  kTicketAsCompiled = 109,   // a ticket as the compiler makes it, as with 100
+  kWideWave = 110,           // waves of another width, for which the compiler needs an option as well
 };
 CROSSCCL_DEVICE constexpr bool planted(PlantedHere bug) { return CROSSCCL_PLANTED == bug; }
 
@@ -106,7 +108,7 @@ struct Block {
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
   }
   CROSSCCL_METHOD static bool in_wave(bool x) {
-#if defined(__GFX9__)
+#if defined(__GFX9__) || CROSSCCL_PLANTED == 110
     return __builtin_amdgcn_ballot_w64(x) != 0;
 #else
     return __builtin_amdgcn_ballot_w32(x) != 0;
@@ -119,6 +121,7 @@ CROSSCCL_DEVICE Block this_block(uint32_t blocks) {
 
 // System scope: peers and the host.
 CROSSCCL_DEVICE uint64_t load_relaxed(const uint64_t* p) {
+  if (planted(kReadOnlyLoads)) return *(const __attribute__((address_space(4))) uint64_t*)p;
   return __hip_atomic_load(global(p), __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
 }
 CROSSCCL_DEVICE uint64_t load_acquire(const uint64_t* p) {
@@ -131,8 +134,11 @@ CROSSCCL_DEVICE void store_relaxed(uint64_t* p, uint64_t v) {
 }
 CROSSCCL_DEVICE void store_release(uint64_t* p, uint64_t v) {
   if (planted(kReleaseAsCompiled)) return __hip_atomic_store(global(p), v, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_SYSTEM);
+  if (planted(kDeviceScope)) {
+    write_back_for_the_device();
+    return __hip_atomic_store(global(p), v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+  }
   write_back();
-  if (planted(kDeviceScope)) return __hip_atomic_store(global(p), v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
   store_relaxed(p, v);
 }
 // Between blocks of one rank, which are on one device.
@@ -145,6 +151,8 @@ CROSSCCL_DEVICE bool claim(uint64_t* p, uint64_t v) {
   return won;
 }
 CROSSCCL_DEVICE uint64_t add_ticket(uint64_t* p) {
+  if (planted(kTicketAsCompiled))
+    return __hip_atomic_fetch_add(global(p), uint64_t(1), __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_AGENT);
   write_back_for_the_device();
   const uint64_t old = __hip_atomic_fetch_add(global(p), uint64_t(1), __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent");
@@ -170,7 +178,21 @@ CROSSCCL_WORD(16, uint32_t, , ext_vector_type(4))
 // __builtin_bit_cast is asked for.
 template <uint32_t bytes> CROSSCCL_DEVICE void load_word(void* x, const void* from) {
   typedef typename Word<bytes>::is W;
-  const W v = *global((const W*)from);
+  if (planted(kNarrowVectors) && bytes == kVector) {
+    CROSSCCL_UNROLL for (uint32_t i = 0; i < bytes; i += 4) {
+      load_word<4>((uint8_t*)x + i, (const uint8_t*)from + i);
+      // Or they would be joined.
+      asm volatile("" ::: "memory");
+    }
+    return;
+  }
+  if (planted(kOnTheStack)) {
+    volatile uint32_t w[4] = {1, 2, 3, 4};
+    const uint32_t one = w[(uint64_t)from / kVector % 4];
+    __builtin_memcpy(x, &one, bytes < 4 ? bytes : 4);
+    return;
+  }
+  const W v = planted(kAnyAddressSpace) ? *(const W*)from : *global((const W*)from);
   __builtin_memcpy(x, &v, bytes);
 }
 template <uint32_t bytes> CROSSCCL_DEVICE void store_word(void* to, const void* x) {

@@ -116,6 +116,14 @@ impl<B: Backend> Buffer<B, Untyped> {
         Self::of(stream, MemoryKind::Device, dtype, len)
     }
 
+    /// As [`coherent`](Self::coherent), of a dtype known at run time.
+    ///
+    /// # Errors
+    /// As for [`coherent`](Self::coherent).
+    pub fn coherent_with_dtype(stream: &B::Stream, dtype: DType, len: usize) -> Result<Self> {
+        Self::of(stream, MemoryKind::Signal, dtype, len)
+    }
+
     pub(crate) fn of(stream: &B::Stream, kind: MemoryKind, dtype: DType, len: usize) -> Result<Self> {
         let Some(bytes) = len.checked_mul(dtype.size()) else {
             return Err(Error::InvalidArgument {

@@ -12,7 +12,9 @@ use std::{
 use toolchain::{
     Kernels,
     cuda::{self, Architecture, Resources},
-    gpu, kernels,
+    gpu,
+    hip::{self, Target},
+    kernels,
 };
 
 type Environment = HashMap<String, String>;
@@ -206,4 +208,192 @@ fn prebuilt_images_belong_to_their_sources() {
     let why = gpu::prebuilt(&report, sources + 1).unwrap_err();
     assert!(why.contains("it belongs to another version"), "{why}");
     assert!(gpu::prebuilt("", sources).is_err());
+}
+
+fn hip_compilers(variables: &[(&str, &str)], files: &[&str]) -> Result<Vec<PathBuf>, String> {
+    let env = environment(variables);
+    hip::compilers(|name| env.get(name).cloned(), |path| files.iter().any(|file| path == Path::new(file)))
+}
+
+#[test]
+fn hipcc_and_clang_are_looked_for_in_the_documented_order() {
+    let files = ["/a/hipcc", "/b/bin/hipcc", "/c/bin/hipcc", "/d/hipcc", "/d/clang++-19", "/e/clang"];
+    let mut variables = vec![("PATH", "/nowhere::/d"), ("HIP_PATH", "/c"), ("ROCM_PATH", "/b"), ("HIPCC", "/a/hipcc")];
+    for expected in ["/a/hipcc", "/b/bin/hipcc", "/c/bin/hipcc", "/d/hipcc"] {
+        assert_eq!(
+            hip_compilers(&variables, &files),
+            Ok(vec![expected.into(), "/d/clang++-19".into()]),
+            "{variables:?}"
+        );
+        variables.pop();
+    }
+    // By name; either alone; the newest on PATH, whatever folder it is in, and none that is too old.
+    let found = hip_compilers(&[("HIPCC", "hipcc"), ("HIP_CLANG", "/e/clang"), ("PATH", "/d")], &files);
+    assert_eq!(found, Ok(vec!["/d/hipcc".into(), "/e/clang".into()]));
+    assert_eq!(hip_compilers(&[("HIP_CLANG", "/e/clang")], &files), Ok(vec!["/e/clang".into()]));
+    let clangs = ["/x/clang++-18", "/x/clang-20", "/x/clang++-19", "/y/clang-22", "/y/clang++-22", "/x/clang++"];
+    assert_eq!(hip_compilers(&[("PATH", "/x:/y")], &clangs), Ok(vec!["/y/clang++-22".into()]));
+    assert_eq!(hip_compilers(&[("PATH", "/x")], &clangs), Ok(vec!["/x/clang-20".into()]));
+    assert!(hip_compilers(&[("PATH", "/x")], &["/x/clang++-18", "/x/clang++"]).is_err());
+}
+
+#[test]
+fn without_hipcc_and_clang_the_error_names_every_place_and_what_helps() {
+    assert_eq!(
+        hip_compilers(&[("PATH", "/usr/bin:/bin")], &[]).unwrap_err(),
+        "the feature `rocm` compiles kernels-hip with hipcc or with clang, and none was found. Looked at, in this \
+         order:\n  \
+         HIPCC: not set\n  ROCM_PATH: not set\n  HIP_PATH: not set\n  PATH=/usr/bin:/bin: no hipcc\n  \
+         HIP_CLANG: not set\n  PATH=/usr/bin:/bin: no clang++-NN or clang-NN, NN from 19 up\n\
+         Set HIPCC to the compiler, or ROCM_PATH to the folder of ROCm, or HIP_CLANG to a clang of version 19 or newer, \
+         whose AMD target and lld are all that the kernels need. Debian has one in the packages clang-19, lld-19 and \
+         llvm-19 (`scripts/install-hip-compiler` installs them). CROSSCCL_KERNELS=off builds without kernels, \
+         CROSSCCL_KERNELS=FOLDER takes prebuilt ones."
+    );
+}
+
+#[test]
+fn a_variable_of_rocm_that_leads_nowhere_is_an_error() {
+    let files = ["/d/hipcc", "/d/clang++-19"];
+    for (name, value, said) in [
+        ("HIPCC", "/a/hipcc", "HIPCC=/a/hipcc: no such file"),
+        ("ROCM_PATH", "/old", "ROCM_PATH=/old: no /old/bin/hipcc"),
+        ("HIP_PATH", "/old", "HIP_PATH=/old: no /old/bin/hipcc"),
+        ("HIP_CLANG", "clang++-77", "HIP_CLANG=clang++-77: no such file"),
+    ] {
+        let why = hip_compilers(&[(name, value), ("PATH", "/d")], &files).unwrap_err();
+        assert!(why.contains(&format!("\n  {said}\n")), "{why}");
+    }
+}
+
+fn hip_targets(list: &str) -> Result<Vec<(String, bool)>, String> {
+    let targets = hip::targets(|name| (name == "GPU_TARGETS").then(|| list.to_owned()))?;
+    Ok(targets.into_iter().map(|Target { name, optional }| (name, optional)).collect())
+}
+
+#[test]
+fn targets_are_the_documented_default_or_what_is_asked_for() {
+    let names = |list: &str, optional| {
+        hip_targets(list).unwrap().into_iter().filter(|t| t.1 == optional).map(|t| t.0).collect::<Vec<_>>()
+    };
+    assert_eq!(names("", false), ["gfx90a", "gfx942", "gfx1100"]);
+    assert_eq!(names(" ", true), ["gfx950", "gfx1201"]);
+    assert_eq!(names("gfx942; gfx1030,gfx942 gfx950", false), ["gfx942", "gfx1030", "gfx950"]);
+    assert!(names("gfx950", true).is_empty(), "what is asked for is not optional");
+    for wrong in ["native", "gfx", "gfx803", "gfx9-generic", "gfx90a:xnack-", "sm_90", "gfx1300", "942", "gfx94"] {
+        let why = hip_targets(wrong).unwrap_err();
+        assert!(why.starts_with(&format!("GPU_TARGETS={wrong}: `{wrong}` is no target; ")), "{why}");
+    }
+}
+
+#[test]
+fn each_target_goes_to_the_first_compiler_that_knows_it() {
+    let target = |name: &str, optional| Target { name: name.into(), optional };
+    let compilers = ["/hipcc".into(), "/clang".into()];
+    let knows = |compiler: &Path, target: &str| match target {
+        "gfx90a" => true,
+        "gfx942" => compiler == Path::new("/clang"),
+        _ => false,
+    };
+    let targets = [target("gfx90a", false), target("gfx942", false), target("gfx950", true)];
+    assert_eq!(
+        hip::assign(&targets, &compilers, knows),
+        Ok(vec![("gfx90a".into(), "/hipcc".into()), ("gfx942".into(), "/clang".into())])
+    );
+    let why = hip::assign(&[target("gfx950", false)], &compilers, knows).unwrap_err();
+    assert_eq!(
+        why,
+        "no compiler is new enough for the target gfx950: asked /hipcc, /clang. That takes clang 19, or a hipcc made of \
+         it, and 20 for gfx950: name one by HIP_CLANG, or leave the target out of GPU_TARGETS"
+    );
+}
+
+#[test]
+fn the_command_line_of_hip_holds_the_numerics_contract() {
+    let command = |deny| hip::arguments("gfx942", deny, Path::new("k.hip"), Path::new("/out/k.co")).join(" ");
+    assert_eq!(
+        command(true),
+        "-x hip --cuda-device-only --offload-arch=gfx942 -nogpulib -nogpuinc -std=c++17 --no-gpu-bundle-output -O3 \
+         -fno-fast-math -ffp-contract=off -fno-gpu-flush-denormals-to-zero -fhip-fp32-correctly-rounded-divide-sqrt \
+         -Wall -Wextra -Wno-pass-failed -Werror -Rpass-analysis=kernel-resource-usage -o /out/k.co k.hip"
+    );
+    assert!(!command(false).contains("-Werror"));
+    assert_eq!(
+        hip::question("gfx942", Path::new("/out/q.hip")).join(" "),
+        "-x hip --cuda-device-only --offload-arch=gfx942 -nogpulib -nogpuinc -std=c++17 -fsyntax-only /out/q.hip"
+    );
+}
+
+/// As clang 19 prints it; RDNA has no accumulation registers.
+const REMARKS: &str = "\
+k.hip:1:1: remark: Function Name: one [-Rpass-analysis=kernel-resource-usage]
+    1 | CROSSCCL_KERNEL(one, (one))
+k.hip:1:1: remark:     SGPRs: 106 [-Rpass-analysis=kernel-resource-usage]
+k.hip:1:1: remark:     VGPRs: 44 [-Rpass-analysis=kernel-resource-usage]
+k.hip:1:1: remark:     AGPRs: 2 [-Rpass-analysis=kernel-resource-usage]
+k.hip:1:1: remark:     ScratchSize [bytes/lane]: 48 [-Rpass-analysis=kernel-resource-usage]
+k.hip:1:1: remark:     Dynamic Stack: False [-Rpass-analysis=kernel-resource-usage]
+k.hip:1:1: remark:     Occupancy [waves/SIMD]: 7 [-Rpass-analysis=kernel-resource-usage]
+k.hip:1:1: remark:     SGPRs Spill: 40 [-Rpass-analysis=kernel-resource-usage]
+k.hip:1:1: remark:     VGPRs Spill: 12 [-Rpass-analysis=kernel-resource-usage]
+k.hip:1:1: remark:     LDS Size [bytes/block]: 32 [-Rpass-analysis=kernel-resource-usage]
+";
+
+fn hip_resources(target: &str, kernel: &str) -> hip::Resources {
+    hip::Resources { target: target.into(), kernel: kernel.into(), vector: 44, ..hip::Resources::default() }
+}
+
+#[test]
+fn the_remarks_of_clang_are_read() {
+    let one = hip::Resources {
+        accumulation: 2,
+        scalar: 106,
+        scratch: 48,
+        spills: 12,
+        scalar_spills: 40,
+        shared: 32,
+        waves: 7,
+        ..hip_resources("gfx942", "one")
+    };
+    assert_eq!(hip::resources("gfx942", REMARKS).unwrap(), std::slice::from_ref(&one));
+    let without: Vec<_> = REMARKS.lines().filter(|line| !line.contains("AGPRs")).collect();
+    let one = hip::Resources { accumulation: 0, ..one };
+    assert_eq!(hip::resources("gfx942", &without.join("\n")).unwrap(), [one]);
+}
+
+#[test]
+fn remarks_that_are_not_understood_are_no_permission() {
+    for missing in ["SGPRs:", "VGPRs:", "Scratch", "Occupancy", "SGPRs Spill", "VGPRs Spill", "LDS", "Function Name"] {
+        let cut: Vec<_> = REMARKS.lines().filter(|line| !line.contains(missing)).collect();
+        let why = hip::resources("gfx942", &cut.join("\n")).unwrap_err();
+        assert!(why.starts_with("the compiler's report on resources for gfx942 is not understood: "), "{why}");
+    }
+    let why = hip::resources("gfx942", &REMARKS.replace("lane]: 48", "lane]: some")).unwrap_err();
+    assert!(why.contains("no number in "), "{why}");
+    assert!(hip::resources("gfx942", "").is_err());
+}
+
+#[test]
+fn scratch_or_a_spill_is_an_error_and_waiting_scalars_are_not() {
+    let both = ["gfx90a".to_owned(), "gfx942".to_owned()];
+    let mut good = [hip_resources("gfx90a", "one"), hip_resources("gfx942", "one")];
+    good[0].scalar_spills = 30;
+    assert_eq!(hip::verdict(&good, &both), Ok(()));
+    for (scratch, spills) in [(8, 0), (0, 4)] {
+        let bad = hip::Resources { scratch, spills, ..hip_resources("gfx942", "one") };
+        let why = hip::verdict(&[good[0].clone(), bad], &both).unwrap_err();
+        assert!(why.starts_with("one for gfx942: ") && why.contains("no stack frame and no spill (I12"), "{why}");
+    }
+    let why = hip::verdict(&good[..1], &both).unwrap_err();
+    assert_eq!(why, "gfx942 has 0 kernels and gfx90a 1: they must be the same");
+}
+
+#[test]
+fn prebuilt_code_objects_belong_to_their_sources() {
+    let compiled = [("gfx942".to_owned(), "clang version 19".to_owned(), vec!["-O3".to_owned()])];
+    let report = hip::report(7, &compiled, &[hip_resources("gfx942", "one")]);
+    assert!(report.ends_with("\ngfx942 one 44 0 0 0 0 0 0 0\n"), "{report}");
+    assert!(report.contains("\ncompiler gfx942 clang version 19\narguments gfx942 -O3\n"), "{report}");
+    assert_eq!(gpu::prebuilt(&report, 7).unwrap(), ["gfx942"]);
+    assert!(gpu::prebuilt(&report, 8).unwrap_err().contains("it belongs to another version"));
 }

@@ -11,7 +11,7 @@ use std::{
 };
 
 use clap::Args;
-use crossccl::{Backend, BackendKind, Communicator, MAX_BLOCKS, MAX_RANKS};
+use crossccl::{Backend, BackendKind, Communicator, MAX_BLOCKS, MAX_RANKS, Properties};
 
 use crate::{backend::with_backend, error::CliError};
 
@@ -58,7 +58,8 @@ fn describe<B: Backend>(kind: BackendKind, ranks: usize) -> String {
         ranks.min(count)
     } else {
         for ordinal in 0..count {
-            let name = B::open(ordinal).and_then(|device| B::properties(&device, count, 1)).map(|p| p.name);
+            let emulated = |p: Properties| if p.emulated { p.name + ", emulated: no hardware" } else { p.name };
+            let name = B::open(ordinal).and_then(|device| B::properties(&device, count, 1)).map(emulated);
             text += &format!("  device {ordinal}: {}\n", name.unwrap_or_else(|fault| fault.name));
         }
         count.min(MAX_RANKS)

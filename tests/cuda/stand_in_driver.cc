@@ -12,6 +12,8 @@
 // wait for the device; a copy to ordinary host memory waits in the caller, and launches wait for it meanwhile; blocks
 // start when the device has room for all of the launch.
 //
+// tests/hip/stand_in_runtime.cc gives it the face of AMD's runtime.
+//
 // It proves nothing about hardware: memory order, the driver's own mistakes, the kernels' machine code.
 //
 // The environment says what machine it is:
@@ -148,6 +150,7 @@ struct Allocation {
   size_t bytes;
   Context* context;             // none: host memory
   Pool* pool;                   // none: plain
+  bool coherent;                // while kernels run; NVIDIA's always is
   std::map<Stream*, int> users;  // queued work, by stream
 };
 // One thing that a stream does, and the memory that it uses.
@@ -244,9 +247,19 @@ thread_local int capture_mode = 0;  // CU_STREAM_CAPTURE_MODE_GLOBAL
 thread_local int captures = 0;      // begun by this thread and not ended
 thread_local std::map<Context*, Stream*> per_thread;
 
+// Under whose name the functions here are called, where they stand behind another driver's; and whether that call was
+// counted.
+thread_local const char* face = nullptr;
+thread_local bool counted = false;
+
 // Counts the call; what to answer instead of doing it.
 int enter(const char* name) {
   Machine& m = machine();
+  if (face) {
+    if (counted) return kSuccess;
+    name = face;
+    counted = true;
+  }
   Lock lock(m.lock);
   if (strcmp(name, "cuGetErrorName") == 0) return kSuccess;
   ++m.calls;
@@ -305,7 +318,7 @@ uint64_t new_memory(size_t bytes, Context* context, Pool* pool) {
   if (!one->start) return 0;
   // What was there before is for nobody to rely on.
   memset(one->start, 0xC7, bytes);
-  one->bytes = bytes, one->context = context, one->pool = pool;
+  one->bytes = bytes, one->context = context, one->pool = pool, one->coherent = true;
   machine().memory[one->start] = one;
   return uint64_t(one->start);
 }
@@ -416,7 +429,9 @@ void run_kernel(Entry entry, const Arguments& arguments, unsigned blocks, int de
 
 }  // namespace
 
+#ifndef DRIVER
 #define DRIVER extern "C" __attribute__((visibility("default")))
+#endif
 
 DRIVER int cuInit(unsigned flags) {
   ENTER();
@@ -796,7 +811,7 @@ DRIVER int cuEventQuery(void* event) {
     Machine& m = machine();
     Lock lock(m.lock);
     Event* one = known(m.events, event, __func__, "event");
-    if (m.injected.function != __func__ && one->passed < one->recorded && !one->captured) return kNotReady;
+    if (m.injected.function != (face ? face : __func__) && one->passed < one->recorded && !one->captured) return kNotReady;
   }
   ENTER();
   Event* one = known(m.events, event, __func__, "event");

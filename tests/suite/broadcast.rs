@@ -40,6 +40,7 @@ fn matches_the_input(
     #[values(false, true)] in_place: bool,
 ) {
     needs_device!();
+    crate::support::memory_for(algorithm);
     let comm = axes::communicator::<B>(ranks);
     let what = |root: usize| Broadcast::from_root(root).algorithm(algorithm).max_blocks(axes::BLOCKS);
     let counts = DType::ALL.map(|dtype| {
@@ -57,6 +58,7 @@ fn matches_the_input(
 #[rstest]
 fn every_algorithm_is_in_the_matrix() {
     needs_device!();
+    crate::support::memory_for(Algorithm::TwoStageDirect);
     let here = [Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect];
     assert_eq!(axes::offered(&axes::communicator::<B>(4)), here);
 }
@@ -84,6 +86,7 @@ fn three_times_on_the_same_buffers(
     #[values(Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect)] algorithm: Algorithm,
 ) {
     needs_device!();
+    crate::support::memory_for(algorithm);
     let comm = axes::communicator::<B>(ranks);
     let count = axes::largest::<B>(ranks) + 1;
     let mut buffers: Vec<_> =
@@ -107,6 +110,7 @@ fn any_dtype_and_number_of_blocks(
     #[values(Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect)] algorithm: Algorithm,
 ) {
     needs_device!();
+    crate::support::memory_for(algorithm);
     let comm = communicator(ranks);
     for (i, dtype) in DType::ALL.into_iter().enumerate() {
         let what = Broadcast::from_root(i % ranks).algorithm(algorithm).max_blocks(blocks);
@@ -118,6 +122,7 @@ fn any_dtype_and_number_of_blocks(
 #[rstest]
 fn b11_any_alignment(#[values(Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect)] algorithm: Algorithm) {
     needs_device!();
+    crate::support::memory_for(algorithm);
     let comm = communicator(3);
     for from in 0..16 {
         for to in 0..16 {
@@ -144,6 +149,7 @@ fn two_stage_goes_in_rounds(#[values(2, 3, 4, 8)] ranks: usize, #[values(32, 64,
 #[rstest]
 fn sixty_four_ranks(#[values(Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect)] algorithm: Algorithm) {
     needs_device!(64);
+    crate::support::memory_for(algorithm);
     let comm = communicator(64);
     for root in [0, 31, 63] {
         check(&comm, DType::U8, 70_001, Broadcast::from_root(root).algorithm(algorithm), root, [0, 0], false);
@@ -154,6 +160,7 @@ fn sixty_four_ranks(#[values(Algorithm::OneStage, Algorithm::TwoStageStaged, Alg
 #[rstest]
 fn a12_calls_follow_each_other() {
     needs_device!();
+    crate::support::memory_for(Algorithm::TwoStageDirect);
     let comm = communicator(4);
     for round in 0..200 {
         let algorithm = [Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect][round % 3];
@@ -165,6 +172,7 @@ fn a12_calls_follow_each_other() {
 #[rstest]
 fn c7_devices_in_any_order(#[values(Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect)] algorithm: Algorithm) {
     needs_device!();
+    crate::support::memory_for(algorithm);
     let comm = crate::support::builder::<B>([3, 1, 2, 0]).build().expect("communicator");
     for root in 0..4 {
         check(&comm, DType::F32, 1001, Broadcast::from_root(root).algorithm(algorithm), root, [0, 0], true);
@@ -175,6 +183,7 @@ fn c7_devices_in_any_order(#[values(Algorithm::OneStage, Algorithm::TwoStageStag
 #[rstest]
 fn e8_every_bit_pattern_arrives(#[values(0u32, u32::MAX, 0x8000_0000, 0x8000_8000, 0x7fc0_0001)] pattern: u32) {
     needs_device!();
+    crate::support::memory_for(Algorithm::TwoStageDirect);
     let comm = communicator::<B>(3);
     let input = comm.buffer_from(0, &[pattern; 5000]).expect("buffer");
     let mut outputs: Vec<_> = (0..3).map(|r| comm.buffer_from(r, &[!pattern; 5000]).expect("buffer")).collect();

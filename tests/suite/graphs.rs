@@ -9,7 +9,7 @@ use super::B;
 use crate::support::{builder, communicator, rank_handles};
 
 fn has_graphs() -> bool {
-    B::NAME == "cuda"
+    B::NAME != "cpu"
 }
 
 fn streams(comm: &Communicator<B>) -> Vec<<B as Backend>::Stream> {
@@ -39,6 +39,7 @@ fn e11_replays_see_new_data(
     #[values(Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect)] algorithm: Algorithm,
 ) {
     needs_device!(ranks);
+    crate::support::memory_for(algorithm);
     if !has_graphs() {
         return;
     }

@@ -140,7 +140,7 @@ fn streams_signal_buffers_and_devices_of_ones_own() {
     let devices: Vec<_> = (0..2).map(crate::support::device::<B>).collect();
     let streams: Vec<_> = devices.iter().map(|d| B::create_stream(d).expect("stream")).collect();
     let bytes = signal_buffer_bytes(2, 4, 1 << 16);
-    let signals = |bytes: usize| streams.iter().map(move |s| Buffer::<B, u8>::new(s, bytes).expect("buffer"));
+    let signals = |bytes: usize| streams.iter().map(move |s| Buffer::<B, u8>::coherent(s, bytes).expect("buffer"));
     let builder = || {
         Communicator::<B>::builder([])
             .devices(devices.clone())

@@ -17,7 +17,7 @@ enum Step {
 fn step(random: &mut Random, ranks: usize) -> Step {
     if random.next().is_multiple_of(2) {
         let root = random.next() as usize % ranks;
-        let algorithm = [Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect];
+        let algorithm = [Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStage];
         let what = Broadcast::from_root(root).algorithm(algorithm[random.next() as usize % 3]);
         let blocks = 1 + random.next() as u32 % 8;
         Step::Broadcast { root, what: what.max_blocks(blocks) }

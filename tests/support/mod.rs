@@ -6,11 +6,14 @@ pub(crate) mod axes;
 pub(crate) mod oracle;
 
 use std::{
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
-use crossccl::{Backend, Buffer, Builder, Communicator, DType, RankComm, Slice, SliceMut, Untyped};
+use crossccl::{Algorithm, Backend, Buffer, Builder, Communicator, DType, RankComm, Slice, SliceMut, Untyped};
 
 /// Elements of guard before and after every buffer.
 const GUARD: usize = 32;
@@ -22,28 +25,60 @@ pub(crate) const POISON_BYTE: u8 = 0xAB;
 /// which one rank's kernel waits behind another's that waits for it.
 const RANKS_ON_ONE_DEVICE: usize = 8;
 
+/// Whether the communicators and guarded buffers of the test whose turn it is are of coherent memory.
+static COHERENT: AtomicBool = AtomicBool::new(false);
+
+/// Makes this test's communicators offer `algorithm`: the direct broadcast takes coherent memory, which ordinary memory
+/// is not on every backend. All other tests keep to ordinary memory, as callers do.
+pub(crate) fn memory_for(algorithm: Algorithm) {
+    COHERENT.store(algorithm == Algorithm::TwoStageDirect, Ordering::Relaxed);
+}
+
+/// What `CROSSCCL_REQUIRE` asks of this backend, and whether its devices may be emulated: `hip:8` is for hardware alone,
+/// `hip-emulated:8` takes any.
+fn required<B: Backend>() -> Option<(usize, bool)> {
+    let text = std::env::var("CROSSCCL_REQUIRE").ok()?;
+    let (backend, devices) = text.split_once(':')?;
+    let emulated = backend.strip_suffix("-emulated");
+    (emulated.unwrap_or(backend) == B::NAME)
+        .then(|| (devices.parse().expect("CROSSCCL_REQUIRE: a backend, a colon, a number"), emulated.is_some()))
+}
+
+/// Whether the devices are played by software. One answers for all.
+fn is_emulated<B: Backend>() -> bool {
+    B::open(0).and_then(|device| B::properties(&device, 1, 1)).is_ok_and(|properties| properties.emulated)
+}
+
 /// Whether a test of `ranks` ranks can run on this machine, and its turn: on backends with real devices, tests take
-/// turns. A test that cannot is told of in one line and counted by `scripts/gpu-tests`; with
-/// `CROSSCCL_REQUIRE=cuda:8` (a backend, and how many devices of it) it fails instead.
+/// turns. A test that cannot is told of in one line (SKIPPED), and so is one on devices that are no hardware (EMULATED);
+/// `scripts/gpu-tests` and `scripts/count-tests` count both. With `CROSSCCL_REQUIRE=cuda:8` (a backend, and how many
+/// devices of it) it fails instead.
 pub(crate) fn turn<B: Backend>(ranks: usize) -> Option<Option<MutexGuard<'static, ()>>> {
     static TURN: Mutex<()> = Mutex::new(());
-    let required = std::env::var("CROSSCCL_REQUIRE").ok().and_then(|r| {
-        let (backend, devices) = r.split_once(':')?;
-        (backend == B::NAME).then(|| devices.parse::<usize>().expect("CROSSCCL_REQUIRE: a backend, a colon, a number"))
-    });
     let (devices, why) = match B::device_count() {
         Ok(count) => (count, format!("{count} devices")),
         Err(fault) => (0, format!("{}: {}", fault.call, fault.name)),
     };
-    if let Some(needed) = required {
+    let emulated = devices > 0 && is_emulated::<B>();
+    if let Some((needed, may_be_emulated)) = required::<B>() {
         assert!(devices >= needed, "CROSSCCL_REQUIRE asks for {needed} devices of {}: {why}", B::NAME);
+        assert!(
+            may_be_emulated || !emulated,
+            "CROSSCCL_REQUIRE asks for hardware: the {why} of {} are emulated",
+            B::NAME
+        );
     }
     if devices == 0 || ranks > devices * RANKS_ON_ONE_DEVICE {
         println!("SKIPPED {} with {ranks} ranks: {why}", B::NAME);
         return None;
     }
+    if emulated {
+        println!("EMULATED {} with {ranks} ranks", B::NAME);
+    }
     // The CPU's devices are as many as asked for, and so are its tests at a time.
-    Some((B::NAME != "cpu").then(|| TURN.lock().unwrap_or_else(PoisonError::into_inner)))
+    let turn = (B::NAME != "cpu").then(|| TURN.lock().unwrap_or_else(PoisonError::into_inner));
+    memory_for(Algorithm::Auto);
+    Some(turn)
 }
 
 /// To begin a test with: leaves it where its devices are missing.
@@ -67,7 +102,9 @@ pub(crate) fn builder<B: Backend>(devices: impl IntoIterator<Item = usize>) -> B
     let count = B::device_count().expect("a device");
     let wanted: Vec<usize> = devices.into_iter().collect();
     let shared = wanted.iter().any(|d| *d >= count);
-    Communicator::builder(wanted.into_iter().map(|d| d % count)).virtual_ranks(shared)
+    Communicator::builder(wanted.into_iter().map(|d| d % count))
+        .virtual_ranks(shared)
+        .coherent_buffers(COHERENT.load(Ordering::Relaxed))
 }
 
 /// A communicator whose waits end soon: a test that hangs is a failure with a name.
@@ -112,7 +149,8 @@ pub(crate) struct Guarded<B: Backend> {
 
 impl<B: Backend> Guarded<B> {
     pub(crate) fn new(stream: &B::Stream, dtype: DType, len: usize, offset: usize) -> Self {
-        let mut buffer = Buffer::with_dtype(stream, dtype, GUARD + offset + len + GUARD).expect("buffer");
+        let new = if COHERENT.load(Ordering::Relaxed) { Buffer::coherent_with_dtype } else { Buffer::with_dtype };
+        let mut buffer = new(stream, dtype, GUARD + offset + len + GUARD).expect("buffer");
         let mut bytes = vec![GUARD_BYTE; buffer.size_in_bytes()];
         let (from, to) = ((GUARD + offset) * dtype.size(), (GUARD + offset + len) * dtype.size());
         bytes[from..to].fill(POISON_BYTE);

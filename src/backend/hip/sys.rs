@@ -247,3 +247,6 @@ pub(super) const ARCHITECTURE_AT: usize = 396;
 pub(super) const ARCHITECTURE_AT_R0600: usize = 1160;
 /// Bytes of either name.
 pub(super) const NAME_BYTES: usize = 256;
+
+// What `scripts/check-hip-abi` holds against the headers.
+const _: () = assert!(std::mem::offset_of!(PointerAttributes, flags) == 28 && size_of::<PointerAttributes>() == 256);

@@ -18,6 +18,7 @@ use crate::support::{communicator, rank_handles};
 #[rstest]
 fn c1_every_root_in_place_and_not(#[values(2, 3, 4, 5, 6, 7, 8)] ranks: usize) {
     needs_device!();
+    crate::support::memory_for(Algorithm::TwoStageDirect);
     let comm = communicator::<B>(ranks);
     for algorithm in [Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect] {
         for root in 0..ranks {

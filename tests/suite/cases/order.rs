@@ -134,6 +134,7 @@ fn a12_the_second_call_waits_for_its_own_payload(
     #[values(Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect)] algorithm: Algorithm,
 ) {
     needs_device!();
+    crate::support::memory_for(algorithm);
     let handles = cells::<B>(rank_handles(3, LIMIT));
     on_threads(&handles, |me, comm| {
         let what = || Broadcast::from_root(1).algorithm(algorithm);
@@ -241,6 +242,7 @@ fn e3_inputs_overwritten_at_once() {
 #[rstest]
 fn e3_large_inputs_overwritten_at_once(#[values(2, 4, 8)] ranks: usize) {
     needs_device!(ranks);
+    crate::support::memory_for(Algorithm::TwoStageDirect);
     let bytes = if B::NAME == "cpu" { 1 << 20 } else { 64 << 20 };
     let comm = communicator::<B>(ranks);
     let streams: Vec<_> = (0..ranks).map(|r| comm.stream(r).expect("a rank").clone()).collect();
@@ -284,6 +286,7 @@ fn e3_large_inputs_overwritten_at_once(#[values(2, 4, 8)] ranks: usize) {
 #[rstest]
 fn e7_payloads_that_change_every_round(#[values(1000, 2076, 4096, 6114, 7809)] count: usize) {
     needs_device!();
+    crate::support::memory_for(Algorithm::TwoStageDirect);
     let comm = communicator::<B>(4);
     let mut narrow: Vec<_> = (0..4).map(|r| comm.buffer::<i32>(r, count).expect("buffer")).collect();
     let mut wide: Vec<_> = (0..4).map(|r| comm.buffer::<i64>(r, count).expect("buffer")).collect();

@@ -45,6 +45,7 @@ fn first_wrong(buffer: &Buffer<B, u8>, range: std::ops::Range<usize>, block: &[u
 #[rstest]
 fn b1_offsets_beyond_32_bits() {
     needs_device!();
+    crate::support::memory_for(Algorithm::TwoStageDirect);
     let (long, short) = ((1usize << 32) + 5, (1usize << 31) + 5);
     // A period that divides neither, so that nothing passes that went 2^31 or 2^32 astray.
     let block: Vec<u8> = (0..(1u32 << 18) - 5).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
@@ -79,6 +80,7 @@ fn b1_offsets_beyond_32_bits() {
 #[rstest]
 fn b5_a_broadcast_of_ten_million_elements(#[values(0, 2)] algorithm: usize) {
     needs_device!();
+    crate::support::memory_for(Algorithm::TwoStageDirect);
     let comm = communicator(3);
     let what = Broadcast::from_root(1).algorithm(ALGORITHMS[algorithm]);
     check(&comm, DType::F32, 10_556_587, what, 1, [1, 0], false);
@@ -125,6 +127,7 @@ fn b5_a_reduce_scatter_of_ten_million_elements(#[case] ranks: usize, #[case] cou
 #[rstest]
 fn b7_messages_of_one_to_three_bytes(#[values(2, 3, 8)] ranks: usize) {
     needs_device!();
+    crate::support::memory_for(Algorithm::TwoStageDirect);
     let comm = communicator(ranks);
     for algorithm in ALGORITHMS {
         for root in 0..ranks {
@@ -143,6 +146,7 @@ fn b7_messages_of_one_to_three_bytes(#[values(2, 3, 8)] ranks: usize) {
 #[rstest]
 fn b8_three_five_six_and_seven_ranks(#[values(3, 5, 6, 7)] ranks: usize) {
     needs_device!();
+    crate::support::memory_for(Algorithm::TwoStageDirect);
     let comm = communicator(ranks);
     for count in [ranks, 1000, 4099] {
         for algorithm in ALGORITHMS {
@@ -167,7 +171,7 @@ fn with_bytes_behind(ranks: usize, blocks: u32, payload: usize) -> (Communicator
     const BEHIND: usize = 512;
     let streams: Vec<_> = (0..ranks).map(|r| B::create_stream(&crate::support::device::<B>(r)).expect("stream")).collect();
     let bytes = signal_buffer_bytes(ranks, blocks, payload);
-    let signals: Vec<_> = streams.iter().map(|s| Buffer::<B, u8>::new(s, bytes + BEHIND).expect("buffer")).collect();
+    let signals: Vec<_> = streams.iter().map(|s| Buffer::<B, u8>::coherent(s, bytes + BEHIND).expect("buffer")).collect();
     let behind: Vec<u64> = signals.iter().map(|s| s.address() + bytes as u64).collect();
     let comm = crate::support::builder::<B>(0..ranks)
         .streams(streams.clone())
@@ -217,6 +221,7 @@ fn b9_the_payload_is_as_large_as_the_largest_chunk() {
 #[rstest]
 fn b10_the_most_blocks_stay_within_their_flags(#[values(1, 3, 64)] blocks: u32) {
     needs_device!();
+    crate::support::memory_for(Algorithm::TwoStageDirect);
     let (comm, look) = with_bytes_behind(8, blocks, 0);
     let bytes = MAX_BLOCKS as usize * axes::tile::<B>(8);
     for algorithm in [Algorithm::OneStage, Algorithm::TwoStageDirect] {
