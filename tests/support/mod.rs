@@ -3,6 +3,8 @@
 #![allow(dead_code)]
 
 pub(crate) mod axes;
+#[cfg(feature = "rocm")]
+pub(crate) mod emulator;
 pub(crate) mod oracle;
 
 use std::{
@@ -55,6 +57,10 @@ fn is_emulated<B: Backend>() -> bool {
 /// devices of it) it fails instead.
 pub(crate) fn turn<B: Backend>(ranks: usize) -> Option<Option<MutexGuard<'static, ()>>> {
     static TURN: Mutex<()> = Mutex::new(());
+    #[cfg(feature = "rocm")]
+    if B::NAME == "hip" {
+        emulator::load();
+    }
     let (devices, why) = match B::device_count() {
         Ok(count) => (count, format!("{count} devices")),
         Err(fault) => (0, format!("{}: {}", fault.call, fault.name)),

@@ -144,10 +144,10 @@ pub(crate) fn division_scale_double(x: f64, denominator: f64, numerator: f64) ->
     let is_numerator = x.to_bits() == numerator.to_bits();
     // Of quotients, by the numbers' exponents: the quotient itself may be rounded to a normal number or to none.
     let tiny = |n: f64, d: f64| {
-        let (n, d) = (scale_double(n, if n.is_subnormal() { 100 } else { 0 }), d);
-        let shift = if n.is_subnormal() { 100 } else { 0 };
+        let up = if n.is_subnormal() { 100 } else { 0 };
+        let n = scale_double(n, up);
         let below = i32::from((n.to_bits() & FRACTION) < (d.to_bits() & FRACTION));
-        exponent_double(n) - shift - exponent_double(d) - below < -1022
+        exponent_double(n) - up - exponent_double(d) - below < -1022
     };
     const FRACTION: u64 = 0x000f_ffff_ffff_ffff;
     if numerator == 0.0 || denominator == 0.0 {
