@@ -10,7 +10,10 @@ pub(crate) fn load() {
         let set = |variable: &str| std::env::var(variable).ok().filter(|v| !v.is_empty());
         let hardware = Path::new("/dev/kfd").exists();
         let unwanted = set("CROSSCCL_HIP_LIBRARY").is_some() || set("CROSSCCL_EMULATOR").is_some_and(|v| v == "off");
-        if !hardware && !unwanted && let Err(why) = build_and_load() {
+        if !hardware
+            && !unwanted
+            && let Err(why) = build_and_load()
+        {
             println!("no AMD emulator: {why}");
         }
     });

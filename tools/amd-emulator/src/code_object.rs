@@ -243,7 +243,7 @@ impl Kernel {
         // Four vector units with 512 registers and 8 waves each; 64 KiB; 16 blocks that have barriers.
         let by_waves = 4 * (512 / self.vector_registers.max(1)).min(8) / waves;
         let shared = self.shared + shared;
-        let by_shared = if shared == 0 { 16 } else { 65536 / shared };
+        let by_shared = 65536_u32.checked_div(shared).unwrap_or(16);
         by_waves.min(by_shared).min(16)
     }
 }

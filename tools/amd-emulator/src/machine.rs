@@ -120,6 +120,8 @@ pub(crate) struct Machine {
     runners: Slab<Runner>,
     stalled: BinaryHeap<Reverse<(u64, usize)>>,
     draining: Vec<usize>,
+    /// Boxes to be used again.
+    #[allow(clippy::vec_box)]
     spare: Vec<Box<Access>>,
     random: Random,
     tick: u64,

@@ -21,7 +21,7 @@ impl Random {
 
     /// Below `n`, which is not 0.
     pub(crate) fn below(&mut self, n: u64) -> u64 {
-        (self.next() >> 32) * n >> 32
+        ((self.next() >> 32) * n) >> 32
     }
 
     /// True once in `n` times.

@@ -58,6 +58,7 @@ pub(crate) struct Context<'a> {
     /// No caches at all.
     pub(crate) plain: bool,
     pub(crate) shared: &'a mut [u8],
+    #[allow(clippy::vec_box)]
     pub(crate) spare: &'a mut Vec<Box<Access>>,
     pub(crate) random: &'a mut Random,
     /// Memory of the launch itself: arguments and the dispatch packet.
@@ -620,8 +621,8 @@ impl Wave {
                 self.condition = overflow;
             }
             Op::SMul => s2!(|a, b| a.wrapping_mul(b)),
-            Op::SMulHiU => s2!(|a, b| (u64::from(a) * u64::from(b) >> 32) as u32),
-            Op::SMulHiI => s2!(|a, b| (i64::from(a as i32) * i64::from(b as i32) >> 32) as u32),
+            Op::SMulHiU => s2!(|a, b| ((u64::from(a) * u64::from(b)) >> 32) as u32),
+            Op::SMulHiI => s2!(|a, b| ((i64::from(a as i32) * i64::from(b as i32)) >> 32) as u32),
             Op::SAnd => s2c!(|a, b| a & b),
             Op::SOr => s2c!(|a, b| a | b),
             Op::SXor => s2c!(|a, b| a ^ b),
@@ -859,10 +860,10 @@ impl Wave {
                 each!(l, if which >> l & 1 == 1 { b[l] } else { a[l] })
             }
             Op::VMulLo => v2!(|a, b| a.wrapping_mul(b)),
-            Op::VMulHiU => v2!(|a, b| (u64::from(a) * u64::from(b) >> 32) as u32),
-            Op::VMulHiI => v2!(|a, b| (i64::from(a as i32) * i64::from(b as i32) >> 32) as u32),
+            Op::VMulHiU => v2!(|a, b| ((u64::from(a) * u64::from(b)) >> 32) as u32),
+            Op::VMulHiI => v2!(|a, b| ((i64::from(a as i32) * i64::from(b as i32)) >> 32) as u32),
             Op::VMulU24 => v2!(|a, b| (a & 0xff_ffff).wrapping_mul(b & 0xff_ffff)),
-            Op::VMulHiU24 => v2!(|a, b| (u64::from(a & 0xff_ffff) * u64::from(b & 0xff_ffff) >> 32) as u32),
+            Op::VMulHiU24 => v2!(|a, b| ((u64::from(a & 0xff_ffff) * u64::from(b & 0xff_ffff)) >> 32) as u32),
             Op::VMulI24 => v2!(|a, b| low24(a).wrapping_mul(low24(b)) as u32),
             Op::VMadU24 => v3!(|a, b, c| (a & 0xff_ffff).wrapping_mul(b & 0xff_ffff).wrapping_add(c)),
             Op::VMadI24 => v3!(|a, b, c| (low24(a).wrapping_mul(low24(b)) as u32).wrapping_add(c)),
@@ -1053,7 +1054,7 @@ impl Wave {
             Op::VCmpGtI16 => cmp!(i16, |a, b| a > b),
             Op::VCmpGeI16 => cmp!(i16, |a, b| a >= b),
             Op::VCmpEqF => cmpf!(|a, b| a == b),
-            Op::VCmpLgF => cmpf!(|a, b| a < b || a > b),
+            Op::VCmpLgF => cmpf!(|a, b| a != b && !a.is_nan() && !b.is_nan()),
             Op::VCmpNeqF => cmpf!(|a, b| a != b),
             Op::VCmpLtF => cmpf!(|a, b| a < b),
             Op::VCmpLeF => cmpf!(|a, b| a <= b),
@@ -1067,7 +1068,7 @@ impl Wave {
             Op::VCmpNgeF => cmpf!(|a, b| a < b || a.is_nan() || b.is_nan()),
             Op::VCmpNlgF => cmpf!(|a, b| a == b || a.is_nan() || b.is_nan()),
             Op::VCmpEqD => cmpd!(|a, b| a == b),
-            Op::VCmpLgD => cmpd!(|a, b| a < b || a > b),
+            Op::VCmpLgD => cmpd!(|a, b| a != b && !a.is_nan() && !b.is_nan()),
             Op::VCmpNeqD => cmpd!(|a, b| a != b),
             Op::VCmpLtD => cmpd!(|a, b| a < b),
             Op::VCmpLeD => cmpd!(|a, b| a <= b),
@@ -1359,7 +1360,7 @@ impl Wave {
             for (k, offset) in offsets.iter().enumerate().take(if two { 2 } else { 1 }) {
                 let at = self.vector[address as usize][l] as usize + offset;
                 let alignment = width.min(8).next_power_of_two();
-                let Some(place) = shared.get_mut(at..at + width).filter(|_| at % alignment == 0) else {
+                let Some(place) = shared.get_mut(at..at + width).filter(|_| at.is_multiple_of(alignment)) else {
                     return Some(Stop::Fault(format!("{width} bytes of LDS at {at:#x}: outside, or not aligned")));
                 };
                 let word = |k: usize| {

@@ -72,7 +72,7 @@ const OPERATIONS: &[Operation] = &[
     ("add_u64", Kind::Bits, |a, b, _| a.wrapping_add(b)),
     ("sub_u64", Kind::Bits, |a, b, _| a.wrapping_sub(b)),
     ("mul_u64", Kind::Bits, |a, b, _| a.wrapping_mul(b)),
-    ("mulhi_u64", Kind::Bits, |a, b, _| (u128::from(a) * u128::from(b) >> 64) as u64),
+    ("mulhi_u64", Kind::Bits, |a, b, _| ((u128::from(a) * u128::from(b)) >> 64) as u64),
     ("div_u64", Kind::Bits, |a, b, _| a / (b | 1)),
     ("rem_u64", Kind::Bits, |a, b, _| a % (b >> 40 | 1)),
     ("div_i64", Kind::Bits, |a, b, _| (a as i64).wrapping_div((b as i64) >> 20 | 1) as u64),
