@@ -35,6 +35,8 @@ pub(crate) struct Settings {
     pub(crate) steps: u64,
     /// Bytes of a device's memory.
     pub(crate) bytes: u64,
+    /// Whether speed is told, each second of work.
+    pub(crate) report: bool,
     /// Whether a fault ends the process.
     pub(crate) abort: bool,
 }
@@ -376,7 +378,7 @@ impl Machine {
         match stop {
             Stop::Budget | Stop::Waits => self.make_ready(runner),
             Stop::Published => {
-                if self.random.once_in(4) {
+                if self.random.once_in(8) {
                     let until = self.tick + self.random.magnitude(2.7);
                     self.stalled.push(Reverse((until, runner)));
                 } else {

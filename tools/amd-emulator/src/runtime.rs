@@ -10,7 +10,7 @@ use std::{
         Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use crate::{
@@ -180,6 +180,7 @@ impl Runtime {
         let mut machine = Machine::new(self.settings.clone());
         let (mut map, mut version, mut slice) = (Map::default(), u64::MAX, Slice::Idle);
         let mut finished: Vec<Finished> = Vec::new();
+        let (mut busy, mut next_report) = (Duration::ZERO, Duration::from_secs(1));
         loop {
             let mut core = self.lock();
             let mut changed = !finished.is_empty();
@@ -223,7 +224,17 @@ impl Runtime {
                 }
             }
             drop(core);
+            let begin = Instant::now();
             slice = machine.run(&map, Duration::from_micros(500));
+            busy += begin.elapsed();
+            if self.settings.report && busy >= next_report {
+                next_report += Duration::from_secs(1);
+                let (steps, seconds) = (machine.steps, busy.as_secs_f64());
+                eprintln!(
+                    "crossccl emulator: {steps} instructions in {seconds:.1} s, {:.1} M/s",
+                    steps as f64 / seconds / 1e6
+                );
+            }
             finished = machine.finished();
             STEPS.store(machine.steps, Ordering::Relaxed);
         }

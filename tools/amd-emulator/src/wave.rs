@@ -1088,7 +1088,7 @@ impl Wave {
                     access.what = What::WriteBack;
                     access.lanes = 1;
                     self.outstanding.push_back(Some(access));
-                    return Some(Stop::Published);
+                    return Some(Stop::Waits);
                 }
             }
             // At once: loads that follow are fresh, whatever is still outstanding.
