@@ -272,9 +272,18 @@ impl Machine {
                 continue;
             }
             let runner = if sleeping > 0 && (ready == 0.0 || self.random.once_in(8)) {
-                polls += usize::from(ready == 0.0 && self.draining.is_empty() && self.stalled.is_empty());
+                polls += usize::from(ready == 0.0);
+                // Nobody finds anything new: what was left standing goes on, or the host must do something.
                 if polls > 2 * sleeping + 16 {
-                    return Slice::Polling;
+                    polls = 0;
+                    if !self.draining.is_empty() {
+                        self.drain(map);
+                    } else if let Some(Reverse((_, runner))) = self.stalled.pop() {
+                        self.make_ready(runner);
+                    } else {
+                        return Slice::Polling;
+                    }
+                    continue;
                 }
                 self.take_sleeper(sleeping)
             } else {
