@@ -480,7 +480,10 @@ functions! {
         let runtime = runtime();
         allowed(&mut runtime.lock())?;
         // SAFETY: HIP asks for a whole image.
-        let loaded = unsafe { code_object::extent(image.cast()) }.and_then(code_object::load);
+        let loaded = unsafe { code_object::extent(image.cast()) }.and_then(|given| match &runtime.settings.object {
+            Some(file) => code_object::load(&std::fs::read(file).map_err(|e| format!("{file}: {e}"))?),
+            None => code_object::load(given),
+        });
         let object = loaded.map_err(|why| {
             eprintln!("crossccl emulator: the code object is not loaded: {why}");
             codes::INVALID_IMAGE

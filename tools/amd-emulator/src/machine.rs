@@ -35,6 +35,8 @@ pub(crate) struct Settings {
     pub(crate) steps: u64,
     /// Bytes of a device's memory.
     pub(crate) bytes: u64,
+    /// A file to be loaded instead of every code object.
+    pub(crate) object: Option<String>,
     /// Whether speed is told, each second of work.
     pub(crate) report: bool,
     /// Whether a fault ends the process.

@@ -25,6 +25,7 @@ pub(crate) fn read() -> Settings {
         spread: number("CROSSCCL_EMULATOR_SPREAD", 3.0),
         steps: number("CROSSCCL_EMULATOR_STEPS", 4_000_000_000),
         bytes: number::<u64>("CROSSCCL_EMULATOR_GIB", 16) << 30,
+        object: std::env::var("CROSSCCL_EMULATOR_OBJECT").ok().filter(|v| !v.is_empty()),
         report: number("CROSSCCL_EMULATOR_REPORT", 0u8) != 0,
         abort: std::env::var("CROSSCCL_EMULATOR_FAULTS").map_or(true, |v| v != "error"),
     }
