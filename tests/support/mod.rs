@@ -47,7 +47,7 @@ fn required<B: Backend>() -> Option<(usize, bool)> {
 }
 
 /// Whether the devices are played by software. One answers for all.
-fn is_emulated<B: Backend>() -> bool {
+pub(crate) fn is_emulated<B: Backend>() -> bool {
     B::open(0).and_then(|device| B::properties(&device, 1, 1)).is_ok_and(|properties| properties.emulated)
 }
 
