@@ -89,6 +89,13 @@ impl<B: Backend> Graph<B> {
         Ok(())
     }
 
+    /// What a replay recorded: it owns the memory, keeps writes from the host away until the launches are waited for, and
+    /// after a failure until reset.
+    pub(crate) fn launch_owned(&self, launches: &mut SmallVec<[Launch<B>; 8]>) -> Result<()> {
+        // SAFETY: as said.
+        unsafe { self.launch_into(launches) }
+    }
+
     /// # Safety
     /// As for [`launch`](Self::launch).
     unsafe fn launch_one(&self, rank: usize, stream: &B::Stream, graph: &B::Graph) -> Result<Launch<B>> {

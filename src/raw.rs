@@ -205,6 +205,17 @@ pub(crate) unsafe fn capture<'a, B: Backend>(
     outcome.and(graph)
 }
 
+/// The same for a replay: it owns the memory, keeps writes from the host away while it is in flight, and after a failure
+/// until reset.
+pub(crate) fn capture_owned<'a, B: Backend>(
+    shared: &Shared<B>,
+    rank: usize,
+    prepared: impl Iterator<Item = &'a Prepared>,
+) -> Result<B::Graph> {
+    // SAFETY: as said.
+    unsafe { capture(shared, rank, prepared) }
+}
+
 /// The point behind what was just launched on `stream`, for whoever waits and for the rank's next launch.
 pub(crate) fn mark_end<B: Backend>(
     shared: &Shared<B>,

@@ -1,7 +1,5 @@
 //! Collectives on buffers of ours that are recorded once and run again and again.
 
-#![allow(unsafe_code)]
-
 use std::{fmt, marker::PhantomData, sync::Arc};
 
 use smallvec::SmallVec;
@@ -126,9 +124,7 @@ impl<B: Backend> Recording<B> {
         }
         let mut ranks = Vec::with_capacity(shared.ranks.len());
         for (rank, me) in shared.ranks.iter().enumerate() {
-            // SAFETY: the replay owns the memory, keeps writes from the host away while it is in flight, and after a
-            // failure until reset.
-            let graph = unsafe { raw::capture(&shared, rank, calls.iter().filter(|c| c.rank == rank))? };
+            let graph = raw::capture_owned(&shared, rank, calls.iter().filter(|c| c.rank == rank))?;
             ranks.push((rank, me.stream.clone(), graph));
         }
         let graph = Graph::of(&shared, ranks);
@@ -203,8 +199,7 @@ impl<B: Backend> Replay<B> {
             return Err(busy("the host writes one of its buffers; launch it after that"));
         };
         let outcome = match &self.work {
-            // SAFETY: as it was captured.
-            Work::Graph(graph) => unsafe { graph.launch_into(flight.launches()) },
+            Work::Graph(graph) => graph.launch_owned(flight.launches()),
             Work::Calls(calls) => {
                 let _turn = self.shared.turn();
                 raw::enqueue_owned(&self.shared, calls, flight.launches())
