@@ -95,7 +95,7 @@ constexpr bool kUnalignedVectors = false;
 // A thread has as many loads in flight as there are ranks anyway. More would be 32 accumulators for bytes, and
 // at 8 ranks, or narrow types over a number of ranks that is not known, come near the limit of registers.
 template <class T, uint32_t N>
-constexpr uint32_t kBatch = N > 4 || sizeof(T) == 1 || (N == 0 && sizeof(T) == 2) ? 1 : N == 2 && sizeof(T) >= 4 ? 4 : 2;
+constexpr uint32_t kBatch = N > 4 || sizeof(T) == 1 || (N == 0 && sizeof(T) == 2) ? 1 : N == 2 ? 4 : 2;
 // In PTX, since from C++ the compiler makes what it likes: four stores of 4 bytes out of one of 16, and a load
 // through the read-only path out of one that nobody writes in this kernel (I11: a peer may).
 CROSSCCL_DEVICE uint4 load_vector(const void* from) {
