@@ -24,7 +24,6 @@ enum Planted : uint32_t {
   kRoundedEarly = 15,     // a sum is rounded before its residual is added
   kRelaxedPoll = 16,      // flags are loaded without acquire
   kNoPreviousWait = 17,   // a launch that overlaps with the one before does not wait for it (scripts/check-ptx finds it)
-  kRelaxedCredits = 18,   // not a bug that was seen: credits are stored without release, to measure what that is worth
 };
 
 CROSSCCL_DEVICE constexpr bool planted(Planted bug) { return CROSSCCL_PLANTED == bug; }

@@ -136,7 +136,7 @@ struct Rendezvous {
 
  private:
   CROSSCCL_METHOD static void set_flag(Phase phase, uint64_t* flag, uint64_t value) {
-    planted(kRelaxedRelease) || (planted(kRelaxedCredits) && phase == kDone) ? store_relaxed(flag, value) : store_release(flag, value);
+    planted(kRelaxedRelease) || (kRelaxedCredits && phase == kDone) ? store_relaxed(flag, value) : store_release(flag, value);
   }
 
   CROSSCCL_METHOD bool join(bool good) {

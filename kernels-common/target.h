@@ -23,6 +23,8 @@
 //   uint64_t load_acquire(const uint64_t*)        void store_release(uint64_t*, uint64_t)
 //     Release makes everything that the *block* did before (its threads joined by sync()) visible
 //     to whoever acquires the value.
+//   kRelaxedCredits            whether a credit ("I have finished reading") is stored relaxed: what it is a credit for are
+//                              loads whose values the block used before its barrier. The portable answer is false
 // Memory of the own rank, shared between its blocks
 //   bool     claim(uint64_t* word, uint64_t value)        0 -> value, true for the one winner
 //   uint64_t add_ticket(uint64_t* word)                   old value, acquire and release
