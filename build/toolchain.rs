@@ -223,7 +223,9 @@ pub(crate) mod cuda {
             };
             let number = number.replacen('.', "", 1);
             let digits = number.trim_end_matches(['a', 'f']);
-            let known = digits.parse().is_ok_and(|n: u32| n >= 70) && number.len() - digits.len() <= 1;
+            // `u32::from_str` would take a plus sign.
+            let plain = digits.bytes().all(|b| b.is_ascii_digit());
+            let known = plain && digits.parse().is_ok_and(|n: u32| n >= 70) && number.len() - digits.len() <= 1;
             if !known || (portable && both) {
                 return Err(format!(
                     "CUDA_ARCH_LIST={list}: `{item}` is no architecture; expected items like 90, 9.0, 90a, sm_90, \
@@ -241,6 +243,11 @@ pub(crate) mod cuda {
             if portable || both {
                 add(Architecture::Portable(number));
             }
+        }
+        if found.is_empty() {
+            return Err(format!(
+                "CUDA_ARCH_LIST={list}: names no architecture; leave it unset for the default {DEFAULT_ARCHITECTURES}"
+            ));
         }
         Ok(found)
     }
@@ -501,6 +508,12 @@ pub(crate) mod hip {
             if !found.contains(&target(item, false)) {
                 found.push(target(item, false));
             }
+        }
+        if found.is_empty() {
+            return Err(format!(
+                "GPU_TARGETS={list}: names no target; leave it unset for the default {}",
+                DEFAULT_TARGETS.join(",")
+            ));
         }
         Ok(found)
     }

@@ -2,9 +2,12 @@
 #![cfg(all(feature = "cpu", target_os = "linux"))]
 #![allow(missing_docs)]
 
-use std::time::{Duration, Instant};
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    time::{Duration, Instant},
+};
 
-use crossccl::{Communicator, Cpu, DType, RawRank, ReduceOp};
+use crossccl::{Broadcast, Communicator, Cpu, DType, RawRank, ReduceOp};
 
 /// A line of /proc/self/status: kilobytes, or a number.
 fn status(field: &str) -> u64 {
@@ -23,12 +26,52 @@ fn resident(threads: u64) -> u64 {
     status("VmRSS:")
 }
 
+/// Communicators that are used in every way and go in every way.
 fn come_and_go(rounds: usize) {
     for round in 0..rounds {
-        let comm = Communicator::<Cpu>::builder(0..1 + round % 2).payload_bytes(1 << 12).build().unwrap();
+        let comm = Communicator::<Cpu>::builder(0..1 + round % 3).payload_bytes(1 << 12).build().unwrap();
         let mut data: Vec<_> = (0..comm.ranks()).map(|r| comm.buffer_from(r, &[r as u8; 4096]).unwrap()).collect();
         comm.broadcast_in_place(&mut data, 0).unwrap().wait().unwrap();
         comm.reduce_scatter_in_place(&mut data, ReduceOp::Sum).unwrap().wait().unwrap();
+        let mut recording = comm.record();
+        recording.broadcast_in_place(&mut data, 0).unwrap();
+        let replay = recording.finish().unwrap();
+        drop((replay.launch().unwrap(), replay.launch().unwrap()));
+        match round % 4 {
+            // As it is.
+            0 => drop(comm),
+            // Aborted, with a launch in flight.
+            1 => {
+                let flight = replay.launch().unwrap();
+                comm.abort();
+                drop(comm);
+                drop((data, flight));
+            }
+            // Failed, with buffers that are still borrowed.
+            2 if comm.ranks() > 1 => {
+                let ranks = comm.into_ranks();
+                let what = Broadcast::from_root(1).timeout(Duration::from_micros(100));
+                ranks[0].broadcast_in_place(&mut data[0], what).unwrap().wait().unwrap_err();
+                drop((data, ranks));
+            }
+            // By a panic.
+            _ => drop(catch_unwind(AssertUnwindSafe(move || {
+                let _flight = comm.broadcast_in_place(&mut data, 0).unwrap();
+                std::panic::resume_unwind(Box::new(()));
+            }))),
+        }
+    }
+}
+
+/// A rank that does not come, and a reset, again and again.
+fn fail_and_recover(comm: &Communicator<Cpu>, rounds: usize) {
+    for _ in 0..rounds {
+        let mut data = [0, 1].map(|r| comm.buffer::<u8>(r, 100).unwrap());
+        let flight = comm.broadcast_in_place(&mut data, 0).unwrap();
+        comm.abort();
+        // Both ranks were there: it may have been over.
+        let _ = flight.wait();
+        comm.reset().unwrap();
     }
 }
 
@@ -65,4 +108,11 @@ fn g2_nothing_is_left_of_communicators_and_calls() {
     calls(1000);
     let after = status("VmRSS:");
     assert!(after < before + MOST, "100,000 calls: from {before} KiB to {after} KiB");
+
+    // What failed is remembered, but not without end.
+    fail_and_recover(&comm, 1200);
+    let before = status("VmRSS:");
+    fail_and_recover(&comm, 2000);
+    let after = status("VmRSS:");
+    assert!(after < before + MOST, "2000 failures: from {before} KiB to {after} KiB");
 }

@@ -93,10 +93,16 @@ fn architectures_are_the_documented_default_or_what_is_asked_for() {
     assert_eq!(architectures("90").unwrap(), ["sm_90"]);
     assert_eq!(architectures("8.0; 9.0a 10.0+PTX").unwrap(), ["sm_80", "sm_90a", "sm_100", "compute_100"]);
     assert_eq!(architectures("sm_90,compute_80,90").unwrap(), ["sm_90", "compute_80"]);
-    for wrong in ["native", "60", "sm_", "90ab", "compute_80+PTX", "80,+PTX"] {
+    for wrong in ["native", "60", "sm_", "90ab", "compute_80+PTX", "80,+PTX", "+80"] {
         let why = architectures(wrong).unwrap_err();
         assert!(why.starts_with(&format!("CUDA_ARCH_LIST={wrong}: `")), "{why}");
     }
+    // An image for nothing would be found out by whoever runs it.
+    let nothing = architectures(" ,;").unwrap_err();
+    assert_eq!(
+        nothing,
+        "CUDA_ARCH_LIST= ,;: names no architecture; leave it unset for the default 80,90,100,compute_80"
+    );
 }
 
 fn command(release: (u32, u32), deny: bool) -> String {
@@ -280,6 +286,8 @@ fn targets_are_the_documented_default_or_what_is_asked_for() {
     assert_eq!(names(" ", true), ["gfx950", "gfx1201"]);
     assert_eq!(names("gfx942; gfx1030,gfx942 gfx950", false), ["gfx942", "gfx1030", "gfx950"]);
     assert!(names("gfx950", true).is_empty(), "what is asked for is not optional");
+    let nothing = hip_targets(";").unwrap_err();
+    assert_eq!(nothing, "GPU_TARGETS=;: names no target; leave it unset for the default gfx90a,gfx942,gfx1100");
     for wrong in ["native", "gfx", "gfx803", "gfx9-generic", "gfx90a:xnack-", "sm_90", "gfx1300", "942", "gfx94"] {
         let why = hip_targets(wrong).unwrap_err();
         assert!(why.starts_with(&format!("GPU_TARGETS={wrong}: `{wrong}` is no target; ")), "{why}");

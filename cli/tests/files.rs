@@ -515,6 +515,12 @@ fn headers_that_lie() {
     ] {
         lie(raw(&format!("{{{a},{second}}}"), data), &contradiction(what));
     }
+    // What is repeated of the file does not steer the terminal.
+    let second = tensor(r"b\u001b[2J", "U8", "[2]", "[1,3]");
+    lie(raw(&format!("{{{a},{second}}}"), 3), &contradiction(r"invalid offset for tensor `b\u{1b}[2J`"));
+    folder.write("bad", raw(&format!("{{{}}}", tensor("a", r"s\the\u001b[2J", "[2]", "[0,2]")), 2));
+    let outcome = folder.run("reduce-scatter bad --output out");
+    assert!(outcome.error.contains(r"unknown variant `s\the\u{1b}[2J`"), "{}", outcome.error);
     // An announced size that nothing bears out is not allocated.
     lie(
         raw(&format!("{{{}}}", tensor("a", "U8", "[1099511627776]", "[0,1099511627776]")), 3),

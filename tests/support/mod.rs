@@ -6,6 +6,7 @@ pub(crate) mod axes;
 #[cfg(feature = "rocm")]
 pub(crate) mod emulator;
 pub(crate) mod oracle;
+pub(crate) mod program;
 
 use std::{
     sync::{
@@ -142,6 +143,12 @@ pub(crate) fn on_threads<B: Backend, R: Send>(
 /// Handles are not `Sync`; a lock lends each to its thread.
 pub(crate) struct RankCell<B: Backend>(std::sync::Mutex<RankComm<B>>);
 
+impl<B: Backend> RankCell<B> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, RankComm<B>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 pub(crate) fn cells<B: Backend>(ranks: Vec<RankComm<B>>) -> Vec<RankCell<B>> {
     ranks.into_iter().map(|r| RankCell(std::sync::Mutex::new(r))).collect()
 }
@@ -155,19 +162,18 @@ pub(crate) struct Guarded<B: Backend> {
 
 impl<B: Backend> Guarded<B> {
     pub(crate) fn new(stream: &B::Stream, dtype: DType, len: usize, offset: usize) -> Self {
+        Self::with(stream, dtype, &vec![POISON_BYTE; len * dtype.size()], offset)
+    }
+
+    pub(crate) fn with(stream: &B::Stream, dtype: DType, data: &[u8], offset: usize) -> Self {
+        let len = data.len() / dtype.size();
         let new = if COHERENT.load(Ordering::Relaxed) { Buffer::coherent_with_dtype } else { Buffer::with_dtype };
         let mut buffer = new(stream, dtype, GUARD + offset + len + GUARD).expect("buffer");
         let mut bytes = vec![GUARD_BYTE; buffer.size_in_bytes()];
         let (from, to) = ((GUARD + offset) * dtype.size(), (GUARD + offset + len) * dtype.size());
-        bytes[from..to].fill(POISON_BYTE);
+        bytes[from..to].copy_from_slice(data);
         buffer.write_bytes(&bytes).expect("write");
         Guarded { buffer, start: GUARD + offset, len }
-    }
-
-    pub(crate) fn with(stream: &B::Stream, dtype: DType, data: &[u8], offset: usize) -> Self {
-        let mut guarded = Self::new(stream, dtype, data.len() / dtype.size(), offset);
-        guarded.set(data);
-        guarded
     }
 
     pub(crate) fn set(&mut self, data: &[u8]) {
@@ -180,6 +186,11 @@ impl<B: Backend> Guarded<B> {
 
     pub(crate) fn input(&self) -> Slice<'_, B, Untyped> {
         self.buffer.slice(self.start..self.start + self.len).expect("inside")
+    }
+
+    /// Of the first element between the guards.
+    pub(crate) fn address(&self) -> u64 {
+        self.buffer.address() + (self.start * self.buffer.dtype().size()) as u64
     }
 
     pub(crate) fn output(&mut self) -> SliceMut<'_, B, Untyped> {
@@ -213,6 +224,19 @@ impl Random {
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
+    }
+
+    /// Below `n`.
+    pub(crate) fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+
+    pub(crate) fn one_in(&mut self, n: usize) -> bool {
+        self.below(n) == 0
+    }
+
+    pub(crate) fn pick<T: Copy, const N: usize>(&mut self, of: [T; N]) -> T {
+        of[self.below(N)]
     }
 
     pub(crate) fn bytes(&mut self, len: usize) -> Vec<u8> {

@@ -171,12 +171,20 @@ impl Checkpoint {
 /// The tensors of a header, by offset. They fill the data without gap or overlap.
 fn parse(header: &[u8]) -> Result<Vec<(String, TensorInfo)>, String> {
     let Entries(mut tensors) = serde_json::from_slice(header).map_err(|error| {
+        let error = printable(&error);
         format!("its header is not one of a safetensors file ({error}); it is damaged or something else")
     })?;
     tensors.sort_by_key(|(_, info)| info.data_offsets);
     Metadata::new(None, tensors.clone())
-        .map_err(|error| format!("its header contradicts itself ({error}); write it again"))?;
+        .map_err(|error| format!("its header contradicts itself ({}); write it again", printable(&error)))?;
     Ok(tensors)
+}
+
+/// What others say of a file may repeat what stands in it, which must not steer the terminal. (Found by fuzzing: an
+/// unknown dtype with a tab in its name.)
+fn printable(text: &impl ToString) -> String {
+    let escaped = |c: char| if c.is_control() { c.escape_debug().to_string() } else { c.to_string() };
+    text.to_string().chars().map(escaped).collect()
 }
 
 /// The header's entries in their order: a map would silently drop names that come twice.

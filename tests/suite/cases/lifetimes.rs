@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crossccl::{Communicator, DType, Error, RankComm, RawRank};
+use crossccl::{Backend, Communicator, DType, Error, RankComm, RawRank};
 use rstest::rstest;
 
 use super::B;
@@ -54,6 +54,46 @@ fn c8_drops_after_an_abort_in_any_order(#[values(0, 1, 2, 3)] order: usize) {
     assert!(begin.elapsed() < Duration::from_secs(2), "took {:?}", begin.elapsed());
     // With the last handle the buffer is free.
     assert_eq!(data.to_vec().expect("free"), [5; 100]);
+}
+
+/// Case G11: the communicator, its buffers, a replay, a launch of it in flight, a handle to abort and clones of the streams
+/// go in every order, at rest, in flight or aborted.
+#[rstest]
+fn g11_drops_in_every_order() {
+    needs_device!(2);
+    let begin = Instant::now();
+    let mut orders = 0;
+    // Set-up takes longer on a device.
+    for number in (0..720).step_by(if B::NAME == "cpu" { 1 } else { 37 }) {
+        let mut left: Vec<usize> = (0..6).collect();
+        let order: Vec<usize> = [120, 24, 6, 2, 1, 1].iter().map(|n| left.remove(number / n % left.len())).collect();
+        let comm = crate::support::builder::<B>(0..2).payload_bytes(1 << 10).build().expect("communicator");
+        let mut data: Vec<_> = (0..2).map(|r| comm.buffer_from(r, &[r as u8; 100]).expect("buffer")).collect();
+        let mut recording = comm.record();
+        recording.broadcast_in_place(&mut data, 1).expect("recorded");
+        let replay = recording.finish().expect("replay");
+        let flight = replay.launch().expect("launch");
+        let abort = comm.abort_handle();
+        let streams: Vec<_> = (0..2).map(|r| comm.stream(r).expect("a rank").clone()).collect();
+        match number % 3 {
+            0 => abort.abort(),
+            1 => std::thread::yield_now(),
+            _ => assert_eq!(data[0].to_vec().expect("read"), [1; 100]),
+        }
+        let mut objects: Vec<Option<Box<dyn std::any::Any>>> = vec![
+            Some(Box::new(comm)),
+            Some(Box::new(data)),
+            Some(Box::new(replay)),
+            Some(Box::new(flight)),
+            Some(Box::new(abort)),
+            Some(Box::new(streams)),
+        ];
+        order.into_iter().for_each(|at| drop(objects[at].take()));
+        assert!(objects.iter().all(Option::is_none));
+        orders += 1;
+    }
+    assert!(orders == 720 || B::NAME != "cpu", "{orders} orders");
+    assert!(begin.elapsed() < Duration::from_secs(60), "{orders} orders took {:?}", begin.elapsed());
 }
 
 /// A panic of the caller's with a collective in flight unwinds through the drops: it stays the only one.
