@@ -126,7 +126,7 @@ struct Rendezvous {
     b.sync();
     if (!ok) return;
     CROSSCCL_ROLLED for (uint32_t p = b.thread; p < a.ranks; p += b.threads)
-      if (p != a.rank && who(p)) set_flag(peer(p).flag(a.domain, phase, b.block, a.rank), sequence + round + 1);
+      if (p != a.rank && who(p)) set_flag(phase, peer(p).flag(a.domain, phase, b.block, a.rank), sequence + round + 1);
   }
   template <class Who> CROSSCCL_METHOD bool await(Phase phase, uint32_t round, Who who) {
     if (planted(kNoStagedWait) && phase == kStaged) return join(true);
@@ -162,8 +162,8 @@ struct Rendezvous {
   }
 
  protected:
-  CROSSCCL_METHOD static void set_flag(uint64_t* flag, uint64_t value) {
-    planted(kRelaxedRelease) ? store_relaxed(flag, value) : store_release(flag, value);
+  CROSSCCL_METHOD static void set_flag(Phase phase, uint64_t* flag, uint64_t value) {
+    planted(kRelaxedRelease) || (kRelaxedCredits && phase == kDone) ? store_relaxed(flag, value) : store_release(flag, value);
   }
 
   CROSSCCL_METHOD bool join(bool good) {

@@ -23,6 +23,8 @@
 //   uint64_t load_acquire(const uint64_t*)        void store_release(uint64_t*, uint64_t)
 //     Release makes everything that the *block* did before (its threads joined by sync()) visible
 //     to whoever acquires the value.
+//   kRelaxedCredits            whether a credit ("I have finished reading") is stored relaxed: what it is a credit for are
+//                              loads whose values the block used before its barrier. The portable answer is false
 //   void load_packets(uint64_t* w, const uint64_t*)       void store_packets(uint64_t*, uint64_t, uint64_t)
 //     Two neighbours, the first aligned to 16 bytes: each is loaded and stored whole, as by load_relaxed and
 //     store_relaxed; which of the two first, nobody knows. Loaded again, memory is looked at again.

@@ -32,6 +32,8 @@ CROSSCCL_DEVICE bool claim(uint64_t* p, uint64_t v) {
   return __atomic_compare_exchange_n(p, &none, v, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
 }
 CROSSCCL_DEVICE uint64_t add_ticket(uint64_t* p) { return __atomic_fetch_add(p, 1, __ATOMIC_ACQ_REL); }
+// A release is a plain store here.
+constexpr bool kRelaxedCredits = false;
 CROSSCCL_DEVICE void await_previous() {}
 CROSSCCL_DEVICE void release_next() {}
 

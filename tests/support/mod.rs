@@ -3,6 +3,8 @@
 #![allow(dead_code)]
 
 pub(crate) mod axes;
+#[cfg(feature = "rocm")]
+pub(crate) mod emulator;
 pub(crate) mod oracle;
 
 use std::{
@@ -45,7 +47,7 @@ fn required<B: Backend>() -> Option<(usize, bool)> {
 }
 
 /// Whether the devices are played by software. One answers for all.
-fn is_emulated<B: Backend>() -> bool {
+pub(crate) fn is_emulated<B: Backend>() -> bool {
     B::open(0).and_then(|device| B::properties(&device, 1, 1)).is_ok_and(|properties| properties.emulated)
 }
 
@@ -55,6 +57,10 @@ fn is_emulated<B: Backend>() -> bool {
 /// devices of it) it fails instead.
 pub(crate) fn turn<B: Backend>(ranks: usize) -> Option<Option<MutexGuard<'static, ()>>> {
     static TURN: Mutex<()> = Mutex::new(());
+    #[cfg(feature = "rocm")]
+    if B::NAME == "hip" {
+        emulator::load();
+    }
     let (devices, why) = match B::device_count() {
         Ok(count) => (count, format!("{count} devices")),
         Err(fault) => (0, format!("{}: {}", fault.call, fault.name)),

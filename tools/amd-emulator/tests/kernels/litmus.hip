@@ -1,0 +1,66 @@
+// A sum over devices in rounds: stage, flag, wait, add up the staged. Correct as it stands; each macro plants a bug.
+typedef unsigned u32;
+typedef float f32x4 __attribute__((ext_vector_type(4)));
+#define FENCE(order, scope) __builtin_amdgcn_fence(order, scope)
+
+struct Arguments {
+  float* staging[8];  // two buffers of `count`; ordinary memory
+  u32* flags[8];      // one word a rank; uncached
+  float* data;
+  u32 rank, ranks, count, rounds;
+};
+
+__attribute__((device)) static inline void barrier() {
+  FENCE(__ATOMIC_RELEASE, "workgroup");
+  __builtin_amdgcn_s_barrier();
+  FENCE(__ATOMIC_ACQUIRE, "workgroup");
+}
+
+#ifdef DEVICE_SCOPE
+#define SCOPE "agent"
+#else
+#define SCOPE ""
+#endif
+
+extern "C" __attribute__((global)) __attribute__((amdgpu_flat_work_group_size(1, 256))) void sum(Arguments a) {
+  const u32 thread = __builtin_amdgcn_workitem_id_x();
+  for (u32 round = 1; round <= a.rounds; ++round) {
+#ifdef SINGLE_BUFFER
+    const u32 half = 0;
+#else
+    const u32 half = round % 2 * a.count;
+#endif
+    for (u32 i = thread * 4; i < a.count; i += 1024)
+      *(f32x4*)(a.staging[a.rank] + half + i) = *(const f32x4*)(a.data + i);
+#ifdef DRAIN
+    // The stores are done, in the cache.
+    asm volatile("s_waitcnt vmcnt(0)" ::: "memory");
+#elif !defined(NO_RELEASE)
+    FENCE(__ATOMIC_RELEASE, SCOPE);
+    asm volatile("s_waitcnt vmcnt(0)" ::: "memory");
+#endif
+    barrier();
+    if (thread < a.ranks) {
+#ifdef AS_COMPILED
+      __hip_atomic_store(a.flags[thread] + a.rank, round, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_SYSTEM);
+#else
+      FENCE(__ATOMIC_RELEASE, SCOPE);
+      asm volatile("s_waitcnt vmcnt(0)" ::: "memory");
+      __hip_atomic_store(a.flags[thread] + a.rank, round, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+#endif
+#ifndef NO_WAIT
+      while (__hip_atomic_load(a.flags[a.rank] + thread, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM) < round)
+        __builtin_amdgcn_s_sleep(1);
+#endif
+    }
+    barrier();
+#ifndef NO_ACQUIRE
+    FENCE(__ATOMIC_ACQUIRE, SCOPE);
+#endif
+    for (u32 i = thread * 4; i < a.count; i += 1024) {
+      f32x4 s = {0, 0, 0, 0};
+      for (u32 r = 0; r < a.ranks; ++r) s += *(const f32x4*)(a.staging[r] + half + i);
+      *(f32x4*)(a.data + i) = s;
+    }
+  }
+}

@@ -1,0 +1,136 @@
+//! The model finds what it is for: kernels with one bug each fail, the correct ones pass, over many seeds.
+
+#![allow(missing_docs)]
+
+mod support;
+
+use amdhip64::*;
+use support::{compile, function, launch, memory, ok, read, stream, turn, uncached, write};
+
+const RANKS: usize = 4;
+const COUNT: usize = 512;
+
+#[repr(C)]
+struct Arguments {
+    staging: [u64; 8],
+    flags: [u64; 8],
+    data: u64,
+    rank: u32,
+    ranks: u32,
+    count: u32,
+    rounds: u32,
+}
+
+/// Of `seeds` runs with this kernel, those with a wrong result.
+fn failures(defines: &[&str], rounds: u32, seeds: u64) -> u64 {
+    let _turn = turn();
+    let object = compile("litmus", defines);
+    let functions: Vec<_> = (0..RANKS).map(|d| function(d, &object, "sum")).collect();
+    let staging: Vec<_> = (0..RANKS).map(|d| memory(d, 2 * COUNT * 4)).collect();
+    let data: Vec<_> = (0..RANKS).map(|d| memory(d, COUNT * 4)).collect();
+    let flags: Vec<_> = (0..RANKS).map(|d| uncached(d, RANKS * 4)).collect();
+    let streams: Vec<_> = (0..RANKS).map(stream).collect();
+    for from in 0..RANKS {
+        ok!(hipSetDevice(from as i32));
+        for to in (0..RANKS).filter(|to| *to != from) {
+            // SAFETY: no pointers. Enabled by another test is fine.
+            let code = unsafe { hipDeviceEnablePeerAccess(to as i32, 0) };
+            assert!([0, 704].contains(&code), "{code}");
+        }
+    }
+    let mut wrong = 0;
+    for seed in 1..=seeds {
+        crossccl_emulator_reseed(seed);
+        for d in 0..RANKS {
+            ok!(hipSetDevice(d as i32));
+            write(flags[d], &[0u32; RANKS]);
+            // What is left of the seed before must not pass for this one's.
+            write(staging[d], &[-1e6f32; 2 * COUNT]);
+            let values: Vec<f32> = (0..COUNT).map(|i| value(seed, d, i)).collect();
+            write(data[d], &values);
+        }
+        for d in 0..RANKS {
+            let all = |x: &[*mut std::ffi::c_void]| std::array::from_fn(|k| x.get(k).map_or(0, |p| *p as u64));
+            let arguments = Arguments {
+                staging: all(&staging),
+                flags: all(&flags),
+                data: data[d] as u64,
+                rank: d as u32,
+                ranks: RANKS as u32,
+                count: COUNT as u32,
+                rounds,
+            };
+            ok!(hipSetDevice(d as i32));
+            assert_eq!(launch(functions[d], 1, 256, streams[d], &arguments), 0);
+        }
+        let mut good = true;
+        for d in 0..RANKS {
+            ok!(hipSetDevice(d as i32));
+            ok!(hipStreamSynchronize(streams[d]));
+            let got = read::<f32>(data[d], COUNT);
+            good &= got.iter().enumerate().all(|(i, x)| {
+                let sum: f32 = (0..RANKS).map(|r| value(seed, r, i)).sum();
+                // Each later round adds up equal numbers.
+                *x == sum * (RANKS as f32).powi(rounds as i32 - 1)
+            });
+        }
+        wrong += u64::from(!good);
+    }
+    for d in 0..RANKS {
+        ok!(hipSetDevice(d as i32));
+        for p in [staging[d], data[d], flags[d]] {
+            ok!(hipFree(p));
+        }
+        ok!(hipStreamDestroy(streams[d]));
+    }
+    println!("{defines:?}, {rounds} rounds: {wrong} of {seeds} wrong");
+    wrong
+}
+
+/// Small, so that sums are exact.
+fn value(seed: u64, rank: usize, i: usize) -> f32 {
+    ((i * 7 + rank * 13 + seed as usize * 5) % 61) as f32 - 30.0
+}
+
+#[test]
+fn the_correct_kernel_passes() {
+    assert_eq!(failures(&[], 1, 100), 0);
+    assert_eq!(failures(&[], 3, 100), 0);
+}
+
+/// The waves share a cache, so that one of them can write back for all.
+#[test]
+fn one_wave_may_release_for_waves_that_are_drained() {
+    assert_eq!(failures(&["DRAIN"], 1, 100), 0);
+}
+
+/// The compiler's release store, which does not wait for the write-back if nothing else is outstanding.
+#[test]
+fn a_release_as_compiled_fails() {
+    assert!(failures(&["DRAIN", "AS_COMPILED"], 1, 100) >= 50);
+}
+
+#[test]
+fn waves_that_do_not_release_fail() {
+    assert!(failures(&["NO_RELEASE"], 1, 100) >= 50);
+}
+
+#[test]
+fn a_poll_without_acquire_fails() {
+    assert!(failures(&["NO_ACQUIRE"], 1, 100) >= 50);
+}
+
+#[test]
+fn a_release_to_the_device_alone_fails() {
+    assert!(failures(&["DEVICE_SCOPE"], 1, 100) >= 50);
+}
+
+#[test]
+fn one_buffer_for_all_rounds_fails() {
+    assert!(failures(&["SINGLE_BUFFER"], 3, 100) >= 50);
+}
+
+#[test]
+fn no_wait_fails() {
+    assert!(failures(&["NO_WAIT"], 1, 100) >= 50);
+}
