@@ -177,7 +177,8 @@ fn a9_a_missing_rank_by_packets(#[values(Agreement::Dependent, Agreement::Strict
     let short = Duration::from_millis(200);
     let comm = builder::<B>(0..3).timeout(short).agreement(agreement).build().expect("communicator");
     let handles = cells(comm.into_ranks());
-    let calls: [&(dyn Fn(&RankComm<B>) -> Result<()> + Sync); 3] = [
+    type Call<'a> = &'a (dyn Fn(&RankComm<B>) -> Result<()> + Sync);
+    let calls: [Call<'_>; 3] = [
         &|comm| comm.broadcast_in_place(&mut comm.buffer::<u32>(70)?, low_latency(2))?.wait(),
         &|comm| comm.reduce_scatter_in_place(&mut comm.buffer::<u32>(70)?, sum())?.wait(),
         &|comm| comm.broadcast_in_place(&mut comm.buffer::<u32>(70)?, low_latency(0))?.wait(),
