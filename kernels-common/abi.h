@@ -23,12 +23,28 @@ constexpr uint32_t kLine = 128;
 // Starts of chunks and slots inside a buffer are multiples of one vector.
 constexpr uint32_t kVector = 16;
 
+// Packets (packets.h): 32 bits of data under a flag of 32, one word that is stored and loaded whole. Two slots a pair of
+// ranks, so that a launch need not wait for its predecessor's readers; a unit is what one access moves.
+constexpr uint32_t kInboxSlots = 2;
+constexpr uint32_t kUnit = 8;  // bytes of data, 16 of packets
+// Units at the beginning of a slot that say what the sender does: fingerprint, count, shape, packed fields.
+constexpr uint32_t kHeaderUnits = 4;
+// Bytes of data that one slot takes in the tuned range. Beyond it slots shrink with the square of the ranks, so that all
+// inboxes of a communicator together do not grow.
+constexpr uint64_t kMostPacketBytes = 64 * 1024;
+constexpr uint32_t kTunedRanks = 8;
+// Flags repeat after 2^31 packet launches of a domain; each time this many are over every word is stamped anew, so that
+// none is ever as old as that.
+constexpr uint64_t kRestamp = uint64_t(1) << 30;
+
 // Block flags: what block b of a peer has done, as a sequence number.
 enum Phase : uint32_t {
   kStaged = 0,  // "my payload half holds the chunk of this round": release, carries data
   kDone = 1,    // "I have finished reading your memory of this round": a credit, carries no data
   kPhases = 2,
 };
+// Waits that are for no block flag, as a failure tells them: 0 is a record, 1 and 2 are the flags above.
+enum Wait : uint32_t { kForHeader = 1 + kPhases, kForPackets, kForAck };
 
 enum Collective : uint32_t { kBroadcast = 1, kReduceScatter = 2 };
 
@@ -134,6 +150,8 @@ struct Arguments {
   uint64_t residual;  // of the output's shape and type; 0 where there is none
   uint64_t factor;    // bits of an f64; the accumulator holds it exactly
   uint64_t overlap;   // Overlap
+  // by packets: elements of a run before each rank's part of it, and all of them behind the last rank
+  uint32_t cuts[kMaxRanks + 2];
 };
 
 CROSSCCL_DEVICE constexpr uint64_t lines(uint64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
@@ -144,14 +162,31 @@ CROSSCCL_DEVICE constexpr uint64_t lines(uint64_t bytes) { return (bytes + kLine
 //   cause   Failure[world]          likewise
 //   probe   u64[2][world]           peer self-test at set-up
 //   for each domain:
-//     epoch, sequence, ticket       owner only; one line each
+//     epoch, sequence, ticket, packets    owner only; one line each
+//     acks     u64[world]           written by peers: up to which packet launch they have read what I sent
 //     records  Record[world][2]     written by peers
 //     flags    u64[phase][block][world]
+//   for each domain but the last and each rank of it:
+//     inbox    units[2][slot]       written by that peer
 //   payload 2 halves                written by the owner, read by peers
 struct SignalLayout {
-  uint64_t cause, probe, domain, domain_stride, records, flags, payload;
+  uint64_t cause, probe, domain, domain_stride, records, flags, inbox, slot, payload;
   uint64_t blocks, world;
 };
+
+// Bytes of data that a slot takes: whole units.
+CROSSCCL_DEVICE constexpr uint64_t packet_bytes(uint32_t world) {
+  return world <= kTunedRanks ? kMostPacketBytes
+                              : kMostPacketBytes * kTunedRanks * kTunedRanks / (uint64_t(world) * world) / kUnit * kUnit;
+}
+
+// Inboxes of the domains before `domain`. Domains are in the order of their size, which are divisors of the world: the
+// k-th largest of them is at most the k-th part of it.
+CROSSCCL_DEVICE uint64_t inboxes_before(uint32_t world, uint32_t domain) {
+  uint64_t before = 0;
+  CROSSCCL_ROLLED for (uint32_t k = 1; k <= domain; ++k) before += world / k;
+  return before;
+}
 
 CROSSCCL_DEVICE SignalLayout signal_layout(uint32_t world, uint32_t domains, uint32_t max_blocks) {
   SignalLayout l;
@@ -160,10 +195,13 @@ CROSSCCL_DEVICE SignalLayout signal_layout(uint32_t world, uint32_t domains, uin
   l.cause = lines(uint64_t(world) * 8);
   l.probe = l.cause + uint64_t(world) * sizeof(Failure);
   l.domain = l.probe + lines(uint64_t(world) * 16);
-  l.records = 3 * kLine;
+  l.records = 4 * kLine + lines(uint64_t(world) * 8);
   l.flags = l.records + uint64_t(world) * kRecordSlots * sizeof(Record);
   l.domain_stride = l.flags + lines(uint64_t(kPhases) * max_blocks * world * 8);
-  l.payload = l.domain + domains * l.domain_stride;
+  l.inbox = l.domain + domains * l.domain_stride;
+  l.slot = lines(2 * (kHeaderUnits * kUnit + packet_bytes(world)));
+  // The last domain is that of groups of one rank, who sends nothing to anybody.
+  l.payload = l.inbox + inboxes_before(world, domains - 1) * kInboxSlots * l.slot;
   return l;
 }
 

@@ -134,4 +134,59 @@ CROSSCCL_DEVICE void broadcast_two_stage_direct(const Block& b, const Arguments&
   meet.finish();
 }
 
+// Low latency: packets (packets.h), for messages that a slot of an inbox takes.
+//
+//   root:   header and data to all -> record to all -> headers of all -> own copy (unless in place)
+//   others: header to the root -> record to all -> header and data of the root -> output
+//
+// Flag flights: one, the data's. The root waits for one as well, at the same time: with a header each receiver tells that
+// it called this, and a root that depended on nobody would not see that another one takes itself for the root.
+CROSSCCL_DEVICE void broadcast_low_latency(const Block& b, const Arguments& a) {
+  Packets meet(a, b);
+  uint8_t* out = (uint8_t*)a.output;
+  const uint8_t* in = (const uint8_t*)a.input;
+  const uint32_t root = a.root, all = meet.all(), units = Packets::units(a.bytes);
+  const bool is_root = a.rank == root;
+  const auto others = [=](uint32_t p) { return is_root || p == root; };
+  meet.start(others);
+  meet.restamp([=](uint32_t p) { return is_root ? units : p == root ? kHeaderUnits : 0; });
+  if (meet.ok) {
+    const uint32_t mine = is_root ? units : kHeaderUnits;
+    for (uint32_t unit = meet.first(); unit < mine; unit += all) {
+      const uint64_t at = uint64_t(unit - kHeaderUnits) * kUnit;
+      const uint64_t data = unit < kHeaderUnits ? meet.header(unit) : load_unit(in + at, a.bytes - at);
+      if (!is_root) meet.put(meet.slot_at(root), unit, data);
+      if (is_root)
+        CROSSCCL_ROLLED for (uint32_t k = 1; k < a.ranks; ++k) meet.put(meet.slot_at(meet.behind(k)), unit, data);
+    }
+  }
+  meet.announce();
+  if (is_root) {
+    if (meet.expect_headers(others) && out != nullptr && out != in) copy(b, out, in, a.bytes);
+  } else {
+    // Units of a thread in flight.
+    constexpr uint32_t batch = 4;
+    const uint64_t* slot = meet.slot_of(root);
+    for (uint32_t from = kHeaderUnits; from == kHeaderUnits || from < units; from += batch * all) {
+      uint64_t data[batch] = {};
+      const uint32_t unit = from + meet.first();
+      const auto poll = [&]() -> uint32_t {
+        uint64_t w[batch][2];
+        bool there = true;
+        CROSSCCL_UNROLL for (uint32_t k = 0; k < batch; ++k)
+          if (unit + k * all < units) load_packets(w[k], slot + 2 * (unit + k * all));
+        CROSSCCL_UNROLL for (uint32_t k = 0; k < batch; ++k)
+          if (unit + k * all < units) there = meet.is_there(w[k]) && there, data[k] = Packets::data_of(w[k]);
+        return there ? 0 : 1;
+      };
+      if (!meet.collect(from == kHeaderUnits, others, root, poll)) break;
+      CROSSCCL_UNROLL for (uint32_t k = 0; k < batch; ++k) {
+        const uint64_t at = uint64_t(unit + k * all - kHeaderUnits) * kUnit;
+        if (unit + k * all < units) store_unit(out + at, data[k], a.bytes - at);
+      }
+    }
+  }
+  meet.finish();
+}
+
 }  // namespace crossccl

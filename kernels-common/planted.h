@@ -24,6 +24,10 @@ enum Planted : uint32_t {
   kRoundedEarly = 15,     // a sum is rounded before its residual is added
   kRelaxedPoll = 16,      // flags are loaded without acquire
   kNoPreviousWait = 17,   // a launch that overlaps with the one before does not wait for it (scripts/check-ptx finds it)
+  kOneSlot = 18,          // one slot an inbox instead of two: overwritten while it is read
+  kNoAckWait = 19,        // packets are sent before those of two launches ago are read
+  kNoFlagCompare = 20,    // packets are taken as they are, their header's apart
+  kNoRestamp = 21,        // flags of 2^31 launches ago pass for this launch's
 };
 
 CROSSCCL_DEVICE constexpr bool planted(Planted bug) { return CROSSCCL_PLANTED == bug; }

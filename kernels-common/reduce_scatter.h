@@ -31,12 +31,11 @@ template <class T> struct Inputs<T, 0> {
   CROSSCCL_METHOD uint32_t ranks() const { return meet.a.ranks; }
 };
 
-template <class T, class Op, uint32_t N> struct Reducer {
+// From accumulators to the output.
+template <class T, class Op> struct Finisher {
   using Num = Numeric<T>;
   using Acc = typename Num::Acc;
   static constexpr bool kEpilogue = Op::kEpilogue && Num::kFloat;
-  static constexpr uint32_t kLanes = kVector / sizeof(T);
-  const Inputs<T, N>& in;
   const Arguments& a;
 
   // Pieces of kLanes elements of a fused result, `to` elements into the output. The residual may be the
@@ -78,6 +77,21 @@ template <class T, class Op, uint32_t N> struct Reducer {
     store_pieces<K, V>((T*)a.output + to, x, step);
   }
 
+  // Bytes of an element of the output.
+  CROSSCCL_METHOD uint64_t width() const {
+    if (!kEpilogue || a.form == kPlain) return sizeof(T);
+    return a.form == kToF64 ? 8 : a.form == kToF32 ? 4 : 2;
+  }
+};
+
+template <class T, class Op, uint32_t N> struct Reducer : Finisher<T, Op> {
+  using Base = Finisher<T, Op>;
+  using Num = typename Base::Num;
+  using Acc = typename Base::Acc;
+  using Base::a;
+  static constexpr uint32_t kLanes = kVector / sizeof(T);
+  const Inputs<T, N>& in;
+
   CROSSCCL_METHOD void one(uint64_t to, uint64_t from) const {
     T x;
     load_pieces<1, 1>(&x, in[0] + from, 1);
@@ -86,7 +100,7 @@ template <class T, class Op, uint32_t N> struct Reducer {
       load_pieces<1, 1>(&x, in[p] + from, 1);
       acc = Op::template apply<Num>(acc, Num::widen(x));
     }
-    finish<1, 1>(&acc, to, 1);
+    Base::template finish<1, 1>(&acc, to, 1);
   }
 
   // K vectors, `step` elements apart, of this thread. Loops over elements rather than over vectors: that
@@ -101,13 +115,7 @@ template <class T, class Op, uint32_t N> struct Reducer {
       load_pieces<K, kLanes>(x, in[p] + from, step);
       CROSSCCL_UNROLL for (uint32_t i = 0; i < n; ++i) acc[i] = Op::template apply<Num>(acc[i], Num::widen(x[i]));
     }
-    finish<K, kLanes>(acc, to, step);
-  }
-
-  // Bytes of an element of the output.
-  CROSSCCL_METHOD uint64_t width() const {
-    if (!kEpilogue || a.form == kPlain) return sizeof(T);
-    return a.form == kToF64 ? 8 : a.form == kToF32 ? 4 : 2;
+    Base::template finish<K, kLanes>(acc, to, step);
   }
 
   // Elements before the first at which every access of vectors() is aligned; all `n` where there is none
@@ -118,9 +126,9 @@ template <class T, class Op, uint32_t N> struct Reducer {
     const uint64_t head = (kVector - at) % kVector / sizeof(T);
     bool aligned = true;
     for (uint32_t p = 1; p < in.ranks(); ++p) aligned = aligned && (uint64_t)(in[p] + from) % kVector == at;
-    const uint64_t piece = kLanes * width() < kVector ? kLanes * width() : kVector;
-    aligned = aligned && (a.output + (to + head) * width()) % piece == 0;
-    if (kEpilogue && a.residual != 0) aligned = aligned && (a.residual + (to + head) * width()) % piece == 0;
+    const uint64_t piece = kLanes * Base::width() < kVector ? kLanes * Base::width() : kVector;
+    aligned = aligned && (a.output + (to + head) * Base::width()) % piece == 0;
+    if (Base::kEpilogue && a.residual != 0) aligned = aligned && (a.residual + (to + head) * Base::width()) % piece == 0;
     return aligned && head < n ? head : n;
   }
 
@@ -144,7 +152,7 @@ template <class T, class Op, uint32_t N> CROSSCCL_DEVICE void reduce_scatter(con
   meet.start();
   if (meet.expect_all(true)) {
     const Inputs<T, N> in(meet);
-    const Reducer<T, Op, N> reduce{in, a};
+    const Reducer<T, Op, N> reduce{{a}, in};
     for_each_tile(b, a.outer * a.run * sizeof(T), [&](uint64_t at, uint64_t bytes) {
       uint64_t i = at / sizeof(T), end = i + bytes / sizeof(T);
       if (a.run >= 4 * kVector / sizeof(T)) {
@@ -165,6 +173,105 @@ template <class T, class Op, uint32_t N> CROSSCCL_DEVICE void reduce_scatter(con
   const auto all = [](uint32_t) { return true; };
   meet.signal(kDone, 0, all);
   meet.await(kDone, 0, all);
+  meet.finish();
+}
+
+// Elements [at, at + lanes of a unit) of a part as a unit of data, 0 beyond its end. The part is `a.outer` runs of `run`
+// elements; small, so that 32 bits count them.
+template <class T> CROSSCCL_DEVICE uint64_t gather(const Arguments& a, uint32_t begin, uint32_t run, uint32_t at) {
+  constexpr uint32_t lanes = kUnit / sizeof(T);
+  const uint32_t count = uint32_t(a.outer) * run;
+  const bool one_run = a.outer == 1;
+  const T* in = (const T*)a.input + begin;
+  alignas(kUnit) T x[lanes];
+  if (one_run && at + lanes <= count && (kUnalignedVectors || (uint64_t)(in + at) % kUnit == 0)) {
+    load_pieces<1, lanes>(x, in + at, lanes);
+  } else {
+    CROSSCCL_UNROLL for (uint32_t k = 0; k < lanes; ++k) {
+      const uint32_t i = at + k, row = one_run || run == 0 ? 0 : i / run;
+      x[k] = T{};
+      if (i < count) load_pieces<1, 1>(x + k, in + row * a.stride + (i - row * run), 1);
+    }
+  }
+  uint64_t data;
+  __builtin_memcpy(&data, x, sizeof data);
+  return data;
+}
+
+// Low latency: packets (packets.h), where the largest part fits into a slot of an inbox. `a.segment` is its bytes.
+//
+//   to each peer header and its part of my input -> record to all -> from each peer header and its share of my part,
+//   combined in rank order
+//
+// Flag flights: one, the data's. Nobody reads my input, so it is free with the launch.
+template <class T, class Op> CROSSCCL_DEVICE void reduce_scatter_low_latency(const Block& b, const Arguments& a) {
+  using Num = Numeric<T>;
+  constexpr uint32_t lanes = kUnit / sizeof(T);
+  const auto everybody = [](uint32_t) { return true; };
+  Packets meet(a, b);
+  const uint32_t n = a.ranks, all = meet.all();
+  const auto run_of = [&](uint32_t p) { return a.cuts[p + 1] - a.cuts[p]; };
+  const auto units_of = [&](uint32_t p) { return Packets::units(a.outer * run_of(p) * sizeof(T)); };
+  meet.start(everybody);
+  meet.restamp(units_of);
+  if (meet.ok) {
+    // By peer, then by unit: neighbours write to neighbours.
+    const uint32_t most = Packets::units(a.segment);
+    for (uint32_t i = meet.first(); i < (n - 1) * most; i += all) {
+      const uint32_t p = meet.behind(i / most + 1), unit = i % most;
+      if (unit >= units_of(p)) continue;
+      const bool head = unit < kHeaderUnits;
+      meet.put(meet.slot_at(p), unit, head ? meet.header(unit) : gather<T>(a, a.cuts[p], run_of(p), (unit - kHeaderUnits) * lanes));
+    }
+  }
+  meet.announce();
+
+  // Peers whose packets a thread loads at a time: all, in the tuned range.
+  constexpr uint32_t batch = kTunedRanks;
+  const Finisher<T, Op> to{a};
+  const uint32_t run = run_of(a.rank), count = uint32_t(a.outer) * run, units = units_of(a.rank);
+  const uint64_t piece = lanes * to.width();
+  const bool aligned = kUnalignedVectors || (a.output % piece == 0 && a.residual % piece == 0);
+  for (uint32_t from = kHeaderUnits; from == kHeaderUnits || from < units; from += all) {
+    const uint32_t unit = from + meet.first(), at = (unit - kHeaderUnits) * lanes;
+    const bool some = unit < units;
+    const uint64_t mine = some && meet.ok ? gather<T>(a, a.cuts[a.rank], run, at) : 0;
+    typename Num::Acc acc[lanes];
+    CROSSCCL_UNROLL for (uint32_t k = 0; k < lanes; ++k) acc[k] = typename Num::Acc(0);
+    CROSSCCL_ROLLED for (uint32_t p = 0; p < n; p += batch) {
+      // Without the flags, which would take registers while others are waited for.
+      uint64_t theirs[batch] = {};
+      const auto poll = [&]() -> uint32_t {
+        uint64_t w[batch][2];
+        uint32_t missing = 0;
+        uint64_t at = anew((uint64_t)(meet.slot_of(p) + 2 * unit)), step = kInboxSlots * meet.layout.slot;
+        CROSSCCL_UNROLL for (uint32_t k = 0; k < batch; ++k, at += step)
+          if (some && p + k < n && p + k != a.rank) load_packets(w[k], (const uint64_t*)at);
+        CROSSCCL_UNROLL for (uint32_t k = 0; k < batch; ++k)
+          if (some && p + k < n && p + k != a.rank) {
+            if (!meet.is_there(w[k])) missing |= 1u << k;
+            theirs[k] = Packets::data_of(w[k]);
+          }
+        return missing;
+      };
+      if (!meet.collect(from == kHeaderUnits && p == 0, everybody, p, poll)) break;
+      CROSSCCL_UNROLL for (uint32_t k = 0; k < batch; ++k) {
+        if (p + k >= n) continue;
+        const uint64_t data = p + k == a.rank ? mine : theirs[k];
+        alignas(kUnit) T x[lanes];
+        __builtin_memcpy(x, &data, sizeof data);
+        CROSSCCL_UNROLL for (uint32_t i = 0; i < lanes; ++i)
+          acc[i] = p + k == 0 ? Num::widen(x[i]) : Op::template apply<Num>(acc[i], Num::widen(x[i]));
+      }
+    }
+    if (!meet.ok) break;
+    if (some && aligned && at + lanes <= count) {
+      to.template finish<1, lanes>(acc, at, lanes);
+    } else {
+      CROSSCCL_UNROLL for (uint32_t i = 0; i < lanes; ++i)
+        if (some && at + i < count) to.template finish<1, 1>(acc + i, at + i, 1);
+    }
+  }
   meet.finish();
 }
 

@@ -29,6 +29,13 @@ struct Signal {
   CROSSCCL_METHOD uint64_t* epoch(uint32_t d) const { return (uint64_t*)domain(d); }
   CROSSCCL_METHOD uint64_t* sequence(uint32_t d) const { return (uint64_t*)(domain(d) + kLine); }
   CROSSCCL_METHOD uint64_t* ticket(uint32_t d) const { return (uint64_t*)(domain(d) + 2 * kLine); }
+  CROSSCCL_METHOD uint64_t* packets(uint32_t d) const { return (uint64_t*)(domain(d) + 3 * kLine); }
+  CROSSCCL_METHOD uint64_t* ack(uint32_t d, uint32_t peer) const { return (uint64_t*)(domain(d) + 4 * kLine) + peer; }
+  // The slot for `peer`'s packets of a launch.
+  CROSSCCL_METHOD uint64_t* slot(uint32_t d, uint32_t peer, uint64_t number) const {
+    const uint64_t inbox = inboxes_before(uint32_t(layout.world), d) + peer;
+    return (uint64_t*)(base + layout.inbox + (inbox * kInboxSlots + (planted(kOneSlot) ? 0 : number % kInboxSlots)) * layout.slot);
+  }
   CROSSCCL_METHOD Record* record(uint32_t d, uint32_t peer, uint64_t epoch) const {
     return (Record*)(domain(d) + layout.records) + peer * kRecordSlots + epoch % kRecordSlots;
   }
@@ -41,6 +48,17 @@ struct Signal {
 // What a wait for one peer found.
 enum class Arrival : uint32_t { kAbsent, kAgrees, kDiffers, kGone };
 
+// A wait that failed, for the story of it.
+struct Lost {
+  uint64_t pending;  // bit p: rank p had not come; 0: nothing failed
+  uint64_t waited;
+  uint32_t differs;  // the rank that calls something else, or kMaxRanks
+  uint32_t phase;
+};
+
+// The flag of packet launch `number`, above 32 bits of data. Never 0, which is what untouched memory holds.
+CROSSCCL_DEVICE uint64_t packet_flag(uint64_t number) { return (number | 1ull << 31) << 32; }
+
 struct Rendezvous {
   const Arguments& a;
   const Block& b;
@@ -48,9 +66,10 @@ struct Rendezvous {
   Signal own;
   uint64_t epoch;     // of this launch
   uint64_t sequence;  // flags before this launch
+  uint64_t number;    // of this launch among those by packets; 0: it is none
   bool ok;
 
-  CROSSCCL_METHOD Rendezvous(const Arguments& arguments, const Block& block)
+  CROSSCCL_METHOD Rendezvous(const Arguments& arguments, const Block& block, bool by_packets = false)
       : a(arguments), b(block), layout(signal_layout(a.world, a.domains, a.max_blocks)),
         own{(uint8_t*)a.signal[a.rank], layout}, ok(true) {
     // The launch before this one raises the epoch, and wrote what the peers read as soon as my record is there.
@@ -58,6 +77,7 @@ struct Rendezvous {
     if (a.overlap == kReleaseAtBeginning) release_next();
     epoch = load_relaxed(own.epoch(a.domain)) + 1;
     sequence = load_relaxed(own.sequence(a.domain));
+    number = by_packets ? load_relaxed(own.packets(a.domain)) + 1 : 0;
   }
 
   CROSSCCL_METHOD Signal peer(uint32_t p) const { return Signal{(uint8_t*)a.signal[p], layout}; }
@@ -130,11 +150,18 @@ struct Rendezvous {
     if (planted(kEarlyEpoch) && others == 0) store_relaxed(own.epoch(a.domain), epoch);
     if (others + 1 != b.blocks) return;
     store_relaxed(own.ticket(a.domain), 0);
-    store_relaxed(own.sequence(a.domain), sequence + a.rounds);
+    if (number != 0) {
+      store_relaxed(own.packets(a.domain), number);
+      // To those as well who sent nothing in this launch: whoever sends next has not to know.
+      if (ok)
+        CROSSCCL_ROLLED for (uint32_t p = 0; p < a.ranks; ++p)
+          if (p != a.rank) store_relaxed(peer(p).ack(a.domain, a.rank), number);
+    }
+    if (number == 0) store_relaxed(own.sequence(a.domain), sequence + a.rounds);
     store_relaxed(own.epoch(a.domain), epoch);
   }
 
- private:
+ protected:
   CROSSCCL_METHOD static void set_flag(Phase phase, uint64_t* flag, uint64_t value) {
     planted(kRelaxedRelease) || (kRelaxedCredits && phase == kDone) ? store_relaxed(flag, value) : store_release(flag, value);
   }
@@ -205,9 +232,18 @@ struct Rendezvous {
   // nowhere else: its code is long, and GPUs get a copy of it for each wait.
   template <class Who, class LookAt>
   CROSSCCL_METHOD bool wait_for(Who who, uint32_t phase, uint64_t wanted, LookAt look) {
+    const Lost lost = watch(who, phase, look);
+    if (lost.pending != 0) give_up(lost, wanted);
+    return join(lost.pending == 0);
+  }
+
+  // The same without telling anybody, the block's other threads included. The last threads of the block do it: the
+  // first ones are those that move a short message.
+  template <class Who, class LookAt>
+  CROSSCCL_METHOD Lost watch(Who who, uint32_t phase, LookAt look) const {
     uint64_t pending = 0;
     if (ok)
-      CROSSCCL_ROLLED for (uint32_t p = b.thread; p < a.ranks; p += b.threads)
+      CROSSCCL_ROLLED for (uint32_t p = b.threads - 1 - b.thread; p < a.ranks; p += b.threads)
         if (p != a.rank && who(p)) pending |= 1ull << p;
     const uint64_t begin = pending != 0 ? clock_ticks() : 0;
     uint64_t next = begin + kSlowLook, now = begin;
@@ -232,8 +268,7 @@ struct Rendezvous {
       // Then one more look: a process that was stopped and goes on finds its peers there.
       last = must_end(now - begin, ++looks % kLooksPerHostLook == 0);
     }
-    if (pending != 0) give_up(pending, differs, phase, wanted, now - begin);
-    return join(pending == 0);
+    return Lost{pending, now - begin, differs, phase};
   }
 
   // `host`: whether to look at the host's word as well, which is far away.
@@ -245,20 +280,23 @@ struct Rendezvous {
     return false;
   }
 
-  // `differs`: the rank that calls something else, or kMaxRanks.
-  CROSSCCL_METHOD void give_up(uint64_t pending, uint32_t differs, uint32_t phase, uint64_t wanted, uint64_t waited) {
+  CROSSCCL_METHOD void give_up(const Lost& lost, uint64_t wanted) {
+    const bool differs = lost.differs != kMaxRanks;
     FailureKind kind = kMismatch;
-    uint32_t p = differs;
-    if (differs == kMaxRanks) {
+    uint32_t p = lost.differs;
+    if (!differs) {
       kind = load_relaxed(&control()->abort) != 0 ? kAborted : kTimeout;
-      p = lowest_bit(pending);
+      p = lowest_bit(lost.pending);
     }
-    const uint64_t seen = phase == 0 ? load_relaxed(&own.record(a.domain, p, epoch)->stamp)
-                                     : load_relaxed(own.flag(a.domain, phase - 1, b.block, p));
-    if (differs == kMaxRanks)
+    const uint64_t* at = lost.phase == 0 ? &own.record(a.domain, p, epoch)->stamp
+                         : number == 0   ? own.flag(a.domain, lost.phase - 1, b.block, p)
+                         : lost.phase == kForAck ? own.ack(a.domain, p)
+                                                 : own.slot(a.domain, p, number);
+    const uint64_t seen = load_relaxed(at);
+    if (!differs)
       CROSSCCL_ROLLED for (uint32_t k = a.world; k-- > 0;)
         if (k != a.world_rank && load_acquire(own.poison(k)) != kNone) kind = kPoisoned, p = k;
-    fail(kind, p, phase, wanted, seen, waited, differs == kMaxRanks ? pending : 0);
+    fail(kind, p, lost.phase, wanted, seen, lost.waited, differs ? 0 : lost.pending);
     if (kind == kPoisoned) hand_on();
   }
 
@@ -276,6 +314,8 @@ struct Rendezvous {
       store_relaxed(&o->count, q == a.rank ? a.count : load_relaxed(&r->count));
       store_relaxed(&o->shape_hash, q == a.rank ? a.shape_hash : load_relaxed(&r->shape_hash));
       store_relaxed(&o->packed, q == a.rank ? a.packed : load_relaxed(&r->packed));
+      // Its record may not have come, or be another launch's by now: the header is what was compared.
+      if (number != 0 && phase == kForHeader && kind == kMismatch && q == p && header_is_there(p)) observe_header(p);
     }
     // All came, some are stuck in a later step.
     if (missing == 0) missing = pending;
@@ -286,6 +326,28 @@ struct Rendezvous {
       write(k == 0 ? &control()->failure : to.cause(a.world_rank), kind, p, phase, wanted, seen, ticks, missing);
       store_release(k == 0 ? &control()->state : to.poison(a.world_rank), kind);
     }
+  }
+
+  // Word `which` of the header of `p`'s packets.
+  CROSSCCL_METHOD uint64_t header_of(uint32_t p, uint32_t which) const {
+    uint64_t w[2];
+    load_packets(w, own.slot(a.domain, p, number) + 2 * which);
+    return (w[0] & 0xffffffff) | w[1] << 32;
+  }
+  CROSSCCL_METHOD bool header_is_there(uint32_t p) const {
+    uint64_t differs = 0;
+    CROSSCCL_ROLLED for (uint32_t k = 0; k < 2 * kHeaderUnits; ++k)
+      differs |= (load_relaxed(own.slot(a.domain, p, number) + k) ^ packet_flag(number)) >> 32;
+    return differs == 0;
+  }
+  // Where in the order of launches it belongs, its fingerprint says in 16 bits.
+  CROSSCCL_METHOD void observe_header(uint32_t p) const {
+    Observed* o = &control()->observed[p];
+    const uint64_t ahead = ((header_of(p, 0) >> 48) - epoch) & 0xffff;
+    store_relaxed(&o->stamp, ahead < 0x8000 ? epoch + ahead : epoch);
+    store_relaxed(&o->count, header_of(p, 1));
+    store_relaxed(&o->shape_hash, header_of(p, 2));
+    store_relaxed(&o->packed, header_of(p, 3));
   }
 
   // Tells the peers of this launch that this rank takes no part: it was poisoned, now or before.

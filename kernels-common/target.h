@@ -25,6 +25,9 @@
 //     to whoever acquires the value.
 //   kRelaxedCredits            whether a credit ("I have finished reading") is stored relaxed: what it is a credit for are
 //                              loads whose values the block used before its barrier. The portable answer is false
+//   void load_packets(uint64_t* w, const uint64_t*)       void store_packets(uint64_t*, uint64_t, uint64_t)
+//     Two neighbours, the first aligned to 16 bytes: each is loaded and stored whole, as by load_relaxed and
+//     store_relaxed; which of the two first, nobody knows. Loaded again, memory is looked at again.
 // Memory of the own rank, shared between its blocks
 //   bool     claim(uint64_t* word, uint64_t value)        0 -> value, true for the one winner
 //   uint64_t add_ticket(uint64_t* word)                   old value, acquire and release
@@ -41,13 +44,17 @@
 //   void load_pieces<K, V>(T* x, const T* from, uint64_t step)
 //   void store_pieces<K, V>(T* to, const T* x, uint64_t step)
 //     K pieces of V elements, `step` elements apart, into and out of a thread's own array, which is aligned
-//     to kVector. A piece is a vector, or half a vector or two where types are converted, or one element, of
-//     which the array may be aligned to itself. Ordinary cached accesses, never through a read-only path (I11).
+//     to kVector. A piece is a vector, or half or a quarter of a vector or two where types are converted and by
+//     packets, or one element, of which the array may be aligned to itself. Ordinary cached accesses, never through a read-only path (I11).
 //     All that is moved goes through these two.
 //   kTile                      bytes that one block copies at a time; a multiple of kVector
 //   void copy_tile(const Block&, uint8_t* to, const uint8_t* from, uint64_t bytes)
 //     All threads of the block together; any alignment, no overlap; vectors.h offers
 //     copy_tile_by_vectors for targets without something better.
+//
+// Registers
+//   uint64_t anew(uint64_t x)       x, as something that the compiler knows nothing about: what is computed from it is
+//                                   computed there, not once before a loop and kept
 //
 // Bits
 //   uint32_t lowest_bit(uint64_t)   position of the lowest bit that is set; one is

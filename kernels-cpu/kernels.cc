@@ -87,6 +87,13 @@ uint64_t crossccl_cpu_probe(uint32_t what, uint64_t x, uint32_t y, uint32_t z) {
     case 32: return signal_layout(uint32_t(x), y, z).domain;
     case 33: return signal_layout(uint32_t(x), y, z).domain_stride;
     case 34: return signal_layout(uint32_t(x), y, z).payload;
+    case 44: return offsetof(Arguments, cuts);
+    case 45: return kInboxSlots;
+    case 46: return kUnit;
+    case 47: return kHeaderUnits;
+    case 48: return signal_layout(uint32_t(x), y, z).inbox;
+    case 49: return signal_layout(uint32_t(x), y, z).slot;
+    case 50: return packet_bytes(uint32_t(x));
     case 40: return balanced(x, y, z).begin;
     case 41: return balanced(x, y, z).end;
     case 42: return chunk(x, y, z).begin;

@@ -25,6 +25,8 @@ CROSSCCL_DEVICE uint64_t load_relaxed(const uint64_t* p) { return __atomic_load_
 CROSSCCL_DEVICE uint64_t load_acquire(const uint64_t* p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 CROSSCCL_DEVICE void store_relaxed(uint64_t* p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
 CROSSCCL_DEVICE void store_release(uint64_t* p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
+CROSSCCL_DEVICE void load_packets(uint64_t* w, const uint64_t* p) { w[0] = load_relaxed(p), w[1] = load_relaxed(p + 1); }
+CROSSCCL_DEVICE void store_packets(uint64_t* p, uint64_t v, uint64_t w) { store_relaxed(p, v), store_relaxed(p + 1, w); }
 CROSSCCL_DEVICE bool claim(uint64_t* p, uint64_t v) {
   uint64_t none = 0;
   return __atomic_compare_exchange_n(p, &none, v, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
@@ -75,6 +77,7 @@ constexpr uint64_t kTile = 16 * 1024;
 CROSSCCL_DEVICE void copy_tile(const Block&, uint8_t* to, const uint8_t* from, uint64_t bytes) { memcpy(to, from, bytes); }
 #endif
 
+CROSSCCL_DEVICE uint64_t anew(uint64_t x) { return x; }
 CROSSCCL_DEVICE uint32_t lowest_bit(uint64_t bits) { return uint32_t(__builtin_ctzll(bits)); }
 
 // Nanoseconds.
@@ -145,6 +148,7 @@ CROSSCCL_DEVICE uint16_t float_to_half(float f) {
 #include "../kernels-common/rendezvous.h"
 #include "../kernels-common/copy.h"
 #include "../kernels-common/reduce.h"
+#include "../kernels-common/packets.h"
 #include "../kernels-common/broadcast.h"
 #include "../kernels-common/reduce_scatter.h"
 #include "../kernels-common/self_test.h"

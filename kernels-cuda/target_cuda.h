@@ -26,6 +26,7 @@ enum PlantedHere : uint32_t {
   kDeviceScope = 101,    // releases that peers on other devices need not see
   kNarrowVectors = 102,  // four loads of 4 bytes
   kOnTheStack = 103,     // vectors pass through memory of the thread
+  kWeakPackets = 106,    // packets are loaded as if nobody wrote them
 };
 CROSSCCL_DEVICE constexpr bool planted(PlantedHere bug) { return CROSSCCL_PLANTED == bug; }
 
@@ -70,6 +71,19 @@ CROSSCCL_DEVICE void store_release(uint64_t* p, uint64_t v) {
     return;
   }
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(global(p)), "l"(v) : "memory");
+}
+// By PTX's memory model an access of a vector is one of each element, in no order, and strong accesses of 64 bits are
+// whole (Memory Consistency Model: Vector Data-types, Scalar Data-types). A volatile one promises no less on paper, but
+// only as a relaxed one of the same scope, and a weak one nothing.
+CROSSCCL_DEVICE void load_packets(uint64_t* w, const uint64_t* p) {
+  if (planted(kWeakPackets)) {
+    asm volatile("ld.global.v2.b64 {%0, %1}, [%2];" : "=l"(w[0]), "=l"(w[1]) : "l"(global(p)));
+    return;
+  }
+  asm volatile("ld.relaxed.sys.global.v2.b64 {%0, %1}, [%2];" : "=l"(w[0]), "=l"(w[1]) : "l"(global(p)));
+}
+CROSSCCL_DEVICE void store_packets(uint64_t* p, uint64_t v, uint64_t w) {
+  asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" ::"l"(global(p)), "l"(v), "l"(w));
 }
 // Between blocks of one rank, which are on one device.
 CROSSCCL_DEVICE bool claim(uint64_t* p, uint64_t v) {
@@ -124,7 +138,7 @@ CROSSCCL_DEVICE void store_vector(void* to, uint4 v) {
   asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(global(to)), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
                : "memory");
 }
-// Half a vector: what a vector becomes in a type of half the width.
+// Half a vector: what a vector becomes in a type of half the width. A quarter: what half of one becomes.
 CROSSCCL_DEVICE uint2 load_half_vector(const void* from) {
   uint2 v;
   asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(global(from)) : "memory");
@@ -139,6 +153,11 @@ template <uint32_t K, uint32_t V, class T> CROSSCCL_DEVICE void load_pieces(T* x
     if (V == 1) x[k] = from[k * step];
     if (V != 1 && V * 2 == lanes) {
       const uint2 v = load_half_vector(from + k * step);
+      memcpy(x + k * V, &v, sizeof v);
+    }
+    if (V != 1 && V * 4 == lanes) {
+      uint32_t v;
+      asm volatile("ld.global.u32 %0, [%1];" : "=r"(v) : "l"(global(from + k * step)) : "memory");
       memcpy(x + k * V, &v, sizeof v);
     }
     if constexpr (V >= lanes) CROSSCCL_UNROLL for (uint32_t i = 0; i < V / lanes; ++i) {
@@ -156,6 +175,11 @@ template <uint32_t K, uint32_t V, class T> CROSSCCL_DEVICE void store_pieces(T* 
       memcpy(&v, x + k * V, sizeof v);
       store_half_vector(to + k * step, v);
     }
+    if (V != 1 && V * 4 == lanes) {
+      uint32_t v;
+      memcpy(&v, x + k * V, sizeof v);
+      asm volatile("st.global.u32 [%0], %1;" ::"l"(global(to + k * step)), "r"(v) : "memory");
+    }
     if constexpr (V >= lanes) CROSSCCL_UNROLL for (uint32_t i = 0; i < V / lanes; ++i) {
       uint4 v;
       memcpy(&v, x + k * V + i * lanes, sizeof v);
@@ -167,6 +191,10 @@ template <uint32_t K, uint32_t V, class T> CROSSCCL_DEVICE void store_pieces(T* 
 // Four vectors a thread: 64 blocks have 2 MiB in flight then, and fill a link between two H200.
 constexpr uint64_t kTile = 32 * 1024;
 
+CROSSCCL_DEVICE uint64_t anew(uint64_t x) {
+  asm volatile("" : "+l"(x));
+  return x;
+}
 CROSSCCL_DEVICE uint32_t lowest_bit(uint64_t bits) { return uint32_t(__ffsll((long long)bits)) - 1; }
 
 // Nanoseconds. The hardware advances it in steps, of 32 ns up to about 1 us by device and driver: enough for deadlines and slow
@@ -218,6 +246,7 @@ CROSSCCL_DEVICE void copy_tile(const Block& b, uint8_t* to, const uint8_t* from,
 #include "../kernels-common/rendezvous.h"
 #include "../kernels-common/copy.h"
 #include "../kernels-common/reduce.h"
+#include "../kernels-common/packets.h"
 #include "../kernels-common/broadcast.h"
 #include "../kernels-common/reduce_scatter.h"
 #include "../kernels-common/self_test.h"

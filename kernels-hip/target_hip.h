@@ -32,6 +32,7 @@ enum PlantedHere : uint32_t {
   kPollAlone = 108,          // a poll without its invalidation
   kTicketAsCompiled = 109,   // a ticket as the compiler makes it, as with 100
   kWideWave = 110,           // waves of another width, for which the compiler needs an option as well
+  kPacketsOfDevice = 111,    // packets that peers on other devices need not see
 };
 CROSSCCL_DEVICE constexpr bool planted(PlantedHere bug) { return CROSSCCL_PLANTED == bug; }
 
@@ -148,6 +149,16 @@ CROSSCCL_DEVICE void store_release(uint64_t* p, uint64_t v) {
   write_back();
   store_relaxed(p, v);
 }
+// Two accesses of 64 bits: nothing promises that one of 128 is whole, or its halves are.
+CROSSCCL_DEVICE void load_packets(uint64_t* w, const uint64_t* p) { w[0] = load_relaxed(p), w[1] = load_relaxed(p + 1); }
+CROSSCCL_DEVICE void store_packets(uint64_t* p, uint64_t v, uint64_t w) {
+  if (planted(kPacketsOfDevice)) {
+    __hip_atomic_store(global(p), v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+    __hip_atomic_store(global(p + 1), w, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+    return;
+  }
+  store_relaxed(p, v), store_relaxed(p + 1, w);
+}
 // Between blocks of one rank, which are on one device.
 CROSSCCL_DEVICE bool claim(uint64_t* p, uint64_t v) {
   uint64_t none = 0;
@@ -222,6 +233,10 @@ template <uint32_t K, uint32_t V, class T> CROSSCCL_DEVICE void store_pieces(T* 
 // Four vectors a thread, as on NVIDIA; not measured.
 constexpr uint64_t kTile = 32 * 1024;
 
+CROSSCCL_DEVICE uint64_t anew(uint64_t x) {
+  asm volatile("" : "+v"(x));
+  return x;
+}
 CROSSCCL_DEVICE uint32_t lowest_bit(uint64_t bits) { return uint32_t(__builtin_ctzll(bits)); }
 
 // The device's clock of constant rate: 10 ns a tick on the targets of the default list; the host asks the driver
@@ -287,6 +302,7 @@ CROSSCCL_DEVICE void copy_tile(const Block& b, uint8_t* to, const uint8_t* from,
 #include "../kernels-common/rendezvous.h"
 #include "../kernels-common/copy.h"
 #include "../kernels-common/reduce.h"
+#include "../kernels-common/packets.h"
 #include "../kernels-common/broadcast.h"
 #include "../kernels-common/reduce_scatter.h"
 #include "../kernels-common/self_test.h"

@@ -11,6 +11,13 @@ pub(crate) const LINE: u64 = 128;
 /// Chunk starts are multiples of this many bytes, relative to the buffer.
 pub const VECTOR: u64 = 16;
 
+pub(crate) const INBOX_SLOTS: u64 = 2;
+/// Bytes of data that one access of two packets moves.
+pub(crate) const UNIT: u64 = 8;
+pub(crate) const HEADER_UNITS: u64 = 4;
+pub(crate) const MOST_PACKET_BYTES: u64 = 64 << 10;
+pub(crate) const TUNED_RANKS: u64 = 8;
+
 pub(crate) const TIMEOUT: u64 = 1;
 pub(crate) const MISMATCH: u64 = 2;
 pub(crate) const ABORTED: u64 = 3;
@@ -52,6 +59,7 @@ pub struct Arguments {
     pub(crate) residual: u64,
     pub(crate) factor: u64,
     pub(crate) overlap: u64,
+    pub(crate) cuts: [u32; MAX_RANKS + 2],
 }
 
 impl Default for Arguments {
@@ -89,6 +97,7 @@ impl Default for Arguments {
             residual: 0,
             factor: 0,
             overlap: 0,
+            cuts: [0; MAX_RANKS + 2],
         }
     }
 }
@@ -204,6 +213,10 @@ mod tests {
             (36, offset_of!(Arguments, overlap) as u64, "Arguments::overlap"),
             (37, Overlap::AtEnd as u64, "kReleaseAtEnd"),
             (38, Overlap::AtBeginning as u64, "kReleaseAtBeginning"),
+            (44, offset_of!(Arguments, cuts) as u64, "Arguments::cuts"),
+            (45, INBOX_SLOTS, "kInboxSlots"),
+            (46, UNIT, "kUnit"),
+            (47, HEADER_UNITS, "kHeaderUnits"),
             (39, Overlap::AtEndWithoutWait as u64, "kReleaseAtEndWithoutWait"),
         ];
         for (what, value, name) in expected {
@@ -220,7 +233,8 @@ mod tests {
             for blocks in [1, 7, MAX_BLOCKS] {
                 let l = SignalLayout::new(ranks, blocks);
                 let ours = [l.cause, l.probe, l.domain, l.domain_stride, l.payload];
-                for (what, value) in (30..).zip(ours) {
+                let more = [l.inbox, l.slot, crate::low_latency_bytes(ranks) as u64];
+                for (what, value) in (30..).zip(ours).chain((48..).zip(more)) {
                     assert_eq!(
                         probe(what, ranks as u64, l.domains as u32, blocks),
                         value,

@@ -959,12 +959,21 @@ impl<B: Backend> Shared<B> {
                     set(rank, offset, &base.to_ne_bytes())?;
                 }
             }
+            let at = self.layout.packets(domain);
+            let launches: Vec<u64> = ranks.clone().map(|r| word(r, at)).collect::<Result<_>>()?;
+            let base = launches.into_iter().max().unwrap_or(0) + 1;
             for rank in ranks.clone() {
                 set(rank, self.layout.ticket(domain), &[0; LINE as usize])?;
+                set(rank, at, &base.to_ne_bytes())?;
+                set(rank, self.layout.acks(domain), &base.to_ne_bytes().repeat(self.ranks.len()))?;
             }
         }
         let poison = vec![0; self.layout.cause as usize];
+        // No flag is 0: whatever number comes next, nothing of before passes for it, however far it is raised.
+        let inboxes = self.layout.inbox..self.layout.payload;
         for rank in ranks {
+            let me = &self.ranks[rank];
+            me.signal.clear(&me.stream, inboxes.clone()).map_err(|f| self.driver_error(rank, f))?;
             set(rank, 0, &poison)?;
         }
         Ok(())
@@ -1082,6 +1091,50 @@ mod tests {
         let (me, layout) = (&shared.ranks[0], &shared.layout);
         me.signal.read(&me.stream, layout.epoch(0) as usize, &mut epoch).unwrap();
         assert_eq!(u64::from_ne_bytes(epoch), 0xffff_fffe + 6);
+    }
+
+    /// I9: flags of packets repeat after 2^31 launches of a domain; at each 2^30th all words are stamped anew. Words that
+    /// have waited for this launch's flag since then, as far as they tell, are not taken for its data.
+    #[test]
+    fn i9_flags_of_packets_are_stamped_anew() {
+        use crate::{Algorithm, ReduceOp, low_latency_bytes};
+        const BORDER: u64 = 3 << 30;
+        let comm = Communicator::<Cpu>::builder(0..3).timeout(Duration::from_secs(5)).build().unwrap();
+        let (shared, layout) = (&comm.shared, &comm.shared.layout);
+        for me in &shared.ranks {
+            let set = |at: u64, bytes: &[u8]| me.signal.write(&me.stream, at as usize, bytes).unwrap();
+            set(layout.packets(0), &(BORDER - 2).to_ne_bytes());
+            set(layout.acks(0), &(BORDER - 2).to_ne_bytes().repeat(3));
+            for slot in 0..6u64 {
+                // Behind the header, which every launch writes.
+                let number = BORDER + 1 + (BORDER + 1 + slot) % 2;
+                let word = ((number | 1 << 31) << 32 | 0xbad).to_ne_bytes();
+                set(layout.inbox + slot * layout.slot + 64, &word.repeat(layout.slot as usize / 8 - 8));
+            }
+        }
+        let ranks = comm.into_ranks();
+        std::thread::scope(|scope| {
+            for rank in ranks {
+                scope.spawn(move || {
+                    let me = rank.rank().index();
+                    for (call, count) in [2, 2, 16_000, 16_000, 16_000].into_iter().enumerate() {
+                        // The receivers look for their packets long before they come.
+                        if call > 1 && me == call % 3 {
+                            std::thread::sleep(Duration::from_millis(20));
+                        }
+                        let mut data = rank.buffer_from(&vec![(10 * me + call) as u32; count]).unwrap();
+                        let what = Broadcast::from_root(call % 3).algorithm(Algorithm::LowLatency).max_blocks(8);
+                        rank.broadcast_in_place(&mut data, what).unwrap().wait().unwrap();
+                        assert_eq!(data.to_vec().unwrap(), vec![(10 * (call % 3) + call) as u32; count], "call {call}");
+                    }
+                    let mut data = rank.buffer_from(&vec![me as u32; low_latency_bytes(3) / 4 * 3]).unwrap();
+                    let what = ReduceScatter::new(ReduceOp::Sum).algorithm(Algorithm::LowLatency);
+                    rank.reduce_scatter_in_place(&mut data, what).unwrap().wait().unwrap();
+                    let part = low_latency_bytes(3) / 4;
+                    assert_eq!(data.to_vec().unwrap()[me * part..(me + 1) * part], vec![3; part]);
+                });
+            }
+        });
     }
 
     /// A failure that is asked for very late is never told as success.

@@ -76,12 +76,12 @@ pub use graph::Graph;
 pub use half;
 pub use in_flight::InFlight;
 pub use op::ReduceOp;
-pub use plan::{Algorithm, Blocks, Facts, Kernel, Overlap, Part, Partition, Plan};
+pub use plan::{Algorithm, Blocks, Facts, Kernel, Overlap, Packets, Part, Partition, Plan};
 pub use rank::Rank;
 pub use rank_comm::RankComm;
 pub use raw::RawRank;
 pub use replay::{Recording, Replay};
-pub use signal::signal_buffer_bytes;
+pub use signal::{low_latency_bytes, signal_buffer_bytes};
 
 cfg_if::cfg_if! {
     if #[cfg(feature = "cpu")] {

@@ -13,7 +13,7 @@ use crate::{
     collective::Prepared,
     communicator::{Launch, RankState, Shared},
     error::{Error, Result},
-    plan::request::Collective,
+    plan::{Algorithm, request::Collective},
     rank::Rank,
 };
 
@@ -298,6 +298,13 @@ fn arguments<B: Backend>(shared: &Shared<B>, prepared: &Prepared, call: u64) -> 
         Collective::Broadcast { root } => a.root = *root as u32,
         Collective::ReduceScatter { op, partition, output, factor, .. } => {
             let part = partition.part(rank - first);
+            if plan.algorithm == Algorithm::LowLatency && request.count > 0 {
+                // The plan has seen that these are few.
+                for (cut, peer) in a.cuts.iter_mut().zip(0..*group_size) {
+                    *cut = partition.part(peer).offset as u32;
+                }
+                a.cuts[*group_size] = part.stride as u32;
+            }
             a.outer = part.outer;
             a.run = part.run;
             a.stride = part.stride;

@@ -2,7 +2,9 @@
 
 use smallvec::SmallVec;
 
-use crate::abi::{LINE, MAX_RANKS, PHASES, RECORD_SLOTS};
+use crate::abi::{
+    HEADER_UNITS, INBOX_SLOTS, LINE, MAX_RANKS, MOST_PACKET_BYTES, PHASES, RECORD_SLOTS, TUNED_RANKS, UNIT,
+};
 
 /// Group sizes that have a domain of their own, the world first: the divisors of `ranks`. Groups of one
 /// rank have no peers, but epochs of their own all the same.
@@ -18,6 +20,8 @@ pub(crate) struct SignalLayout {
     pub(crate) probe: u64,
     pub(crate) domain: u64,
     pub(crate) domain_stride: u64,
+    pub(crate) inbox: u64,
+    pub(crate) slot: u64,
     pub(crate) payload: u64,
     pub(crate) world: u64,
     pub(crate) domains: u64,
@@ -30,10 +34,14 @@ impl SignalLayout {
         let cause = lines(ranks * 8);
         let probe = cause + ranks * LINE;
         let domain = probe + lines(ranks * 16);
-        let flags = 3 * LINE + ranks * RECORD_SLOTS * LINE;
+        let flags = 4 * LINE + lines(ranks * 8) + ranks * RECORD_SLOTS * LINE;
         let domain_stride = flags + lines(PHASES * u64::from(max_blocks) * ranks * 8);
-        let payload = domain + domains * domain_stride;
-        SignalLayout { cause, probe, domain, domain_stride, payload, world: ranks, domains }
+        let inbox = domain + domains * domain_stride;
+        let slot = lines(2 * (HEADER_UNITS * UNIT + packet_capacity(world)));
+        // At most: the domains' sizes are divisors of the world. The last is that of groups of one rank.
+        let inboxes: u64 = (1..domains).map(|k| ranks / k).sum();
+        let payload = inbox + inboxes * INBOX_SLOTS * slot;
+        SignalLayout { cause, probe, domain, domain_stride, inbox, slot, payload, world: ranks, domains }
     }
 
     pub(crate) fn probe(&self, half: u64, rank: usize) -> u64 {
@@ -51,6 +59,32 @@ impl SignalLayout {
     pub(crate) fn ticket(&self, domain: u64) -> u64 {
         self.epoch(domain) + 2 * LINE
     }
+
+    /// How many packet launches there were.
+    pub(crate) fn packets(&self, domain: u64) -> u64 {
+        self.epoch(domain) + 3 * LINE
+    }
+
+    /// The peers' acknowledgements of packets, a word each.
+    pub(crate) fn acks(&self, domain: u64) -> u64 {
+        self.epoch(domain) + 4 * LINE
+    }
+}
+
+/// Bytes of data that one slot of an inbox takes.
+fn packet_capacity(world: usize) -> u64 {
+    let ranks = (world as u64).max(TUNED_RANKS);
+    MOST_PACKET_BYTES * TUNED_RANKS * TUNED_RANKS / (ranks * ranks) / UNIT * UNIT
+}
+
+/// Bytes that [`Algorithm::LowLatency`](crate::Algorithm::LowLatency) can move from one rank to another in a
+/// communicator of `ranks` ranks: a broadcast's whole message, a reduce-scatter's largest part.
+///
+/// ```
+/// assert_eq!(crossccl::low_latency_bytes(8), 64 << 10);
+/// ```
+pub fn low_latency_bytes(ranks: usize) -> usize {
+    packet_capacity(ranks.clamp(1, MAX_RANKS)) as usize
 }
 
 /// Bytes that the signal buffer of each rank needs: for a communicator of `ranks` ranks whose

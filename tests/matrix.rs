@@ -23,6 +23,7 @@ macro_rules! for_each_backend {
             mod failures;
             mod graphs;
             mod numbers;
+            mod packets;
             mod programs;
             mod ranks;
             mod reduce_scatter;

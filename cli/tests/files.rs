@@ -146,6 +146,7 @@ fn what_has_no_length_is_read_to_its_end() {
 fn broadcasts_that_cannot_be() {
     let folder = Folder::new();
     folder.write("file", "x");
+    folder.write("large", noise(100_000));
     let f = |arguments: &str, status, error: &str| folder.fails(&format!("broadcast {arguments}"), status, error);
     f("--input file --ranks 3 --root 3", 2, "--root: rank 3 does not exist among 3 ranks; give 0 to 2");
     f("--input file --ranks 0", 2, "--ranks: 0 is not a number of ranks; give 1 to 64");
@@ -153,9 +154,10 @@ fn broadcasts_that_cannot_be() {
     f("--input none --ranks 2", 1, "none: cannot be read: No such file or directory (os error 2)");
     f("--input . --ranks 2", 1, ".: cannot be read: Is a directory (os error 21)");
     f(
-        "--input file --ranks 2 --algorithm low-latency",
+        "--input large --ranks 2 --algorithm low-latency",
         2,
-        "broadcast: the algorithm low-latency is not built yet; use auto, one-stage or two-stage",
+        "broadcast: the algorithm low-latency moves at most 65536 bytes from rank to rank in this communicator, and this \
+         broadcast has 100000; use auto or one-stage",
     );
     f("--input file --ranks 2 --backend cuda", 2, "this build has no cuda backend; build with `--features cuda`");
     for wrong in [

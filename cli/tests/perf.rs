@@ -244,12 +244,13 @@ mod cpu {
         for (arguments, expected) in [
             ("broadcast --root 4", "broadcast: root: expected a rank from 0 to 3, got 4"),
             (
-                "broadcast --algorithm low-latency",
-                "broadcast: the algorithm low-latency is not built yet; use auto, one-stage or two-stage",
+                "broadcast --algorithm low-latency --min-bytes 1M --max-bytes 1M",
+                "broadcast: the algorithm low-latency moves at most 65536 bytes from rank to rank in this communicator, \
+                 and this broadcast has 1048576; use auto or one-stage",
             ),
             (
                 "reduce-scatter --algorithm two-stage",
-                "reduce_scatter: the algorithm two-stage is for broadcast; use auto or one-stage",
+                "reduce_scatter: the algorithm two-stage is for broadcast; use auto, one-stage or low-latency",
             ),
             ("broadcast --max-blocks 65", "broadcast: max_blocks: expected 1 to 64, got 65"),
             (

@@ -129,6 +129,15 @@ impl<B: Backend> Allocation<B> {
         self.settle(stream)
     }
 
+    /// Fills a range, in bytes, with zeros, after everything enqueued on `stream`.
+    pub(crate) fn clear(&self, stream: &B::Stream, range: std::ops::Range<u64>) -> Result<(), Fault> {
+        let bytes = range.end.saturating_sub(range.start) as usize;
+        self.check(range.start as usize, bytes)?;
+        // SAFETY: inside the allocation, which outlives the wait.
+        unsafe { B::fill(stream, self.address + range.start, 0, bytes)? };
+        self.settle(stream)
+    }
+
     /// Waits for what was enqueued on this memory. Where that fails, a second time; where that fails too, the work
     /// may still be going on, and the memory is never given back.
     fn settle(&self, stream: &B::Stream) -> Result<(), Fault> {

@@ -42,7 +42,7 @@ cfg_if::cfg_if! {
 
 use crate::{
     abi::Arguments,
-    plan::{Blocks, Kernel},
+    plan::{Blocks, Kernel, Packets},
 };
 
 /// What a driver or the operating system answered.
@@ -115,6 +115,8 @@ pub struct Properties {
     pub preferred_blocks: Blocks,
     /// Bytes that one block takes at a time (`kTile` of the target).
     pub tile: u64,
+    /// What the low-latency algorithm is good for here; the capacity is the communicator's.
+    pub packets: Packets,
     /// Threads of a block.
     pub threads: u32,
     /// Whether a peer's kernel sees, while it runs, what this device's kernel wrote to

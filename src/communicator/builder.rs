@@ -11,10 +11,10 @@ use crate::{
     buffer::Buffer,
     collective::{Agreement, invalid},
     error::{Error, Result},
-    plan::{Blocks, Facts, Kernel},
+    plan::{Blocks, Facts, Kernel, Packets},
     rank::Rank,
     raw,
-    signal::{SignalLayout, domain_sizes, signal_buffer_bytes},
+    signal::{SignalLayout, domain_sizes, low_latency_bytes, signal_buffer_bytes},
 };
 
 const OPERATION: &str = "communicator";
@@ -136,6 +136,8 @@ impl<B: Backend> Builder<B> {
 
         let mut shared = Vec::with_capacity(ranks);
         let mut apart = true;
+        let capacity = low_latency_bytes(ranks) as u64;
+        let mut packets = Packets { capacity, broadcast: u64::MAX, reduce_scatter: u64::MAX, tile: u64::MAX };
         let (mut default_blocks, mut resident, mut tile, mut coherent) = (Blocks::MOST, Blocks::MOST, 0, true);
         for (rank, device) in devices.iter().enumerate() {
             let error = |f| driver_error::<B>(device, rank, f);
@@ -148,6 +150,7 @@ impl<B: Backend> Builder<B> {
             }
             default_blocks = default_blocks.min(properties.preferred_blocks);
             tile = properties.tile;
+            packets = packets.min(properties.packets);
             coherent &= properties.coherent;
             let stream = match self.streams.get(rank) {
                 Some(stream) => stream.clone(),
@@ -193,7 +196,16 @@ impl<B: Backend> Builder<B> {
             ranks: shared,
             layout,
             domains: domain_sizes(ranks),
-            facts: Facts { default_blocks, resident, max_blocks: self.max_blocks, payload_half, tile, coherent, apart },
+            facts: Facts {
+                default_blocks,
+                resident,
+                max_blocks: self.max_blocks,
+                payload_half,
+                tile,
+                packets,
+                coherent,
+                apart,
+            },
             buffers,
             limit: self.limit,
             agreement: self.agreement,

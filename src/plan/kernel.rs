@@ -17,8 +17,13 @@ pub enum Kernel {
     BroadcastTwoStageStaged,
     /// See `kernels-common/broadcast.h`.
     BroadcastTwoStageDirect,
+    /// See `kernels-common/broadcast.h`.
+    BroadcastLowLatency,
     /// See `kernels-common/reduce_scatter.h`.
     ReduceScatter(DType, Combine),
+    /// See `kernels-common/reduce_scatter.h`. The number of ranks is read at run time: of the combining steps those
+    /// for any number.
+    ReduceScatterLowLatency(DType, Combine),
 }
 
 /// The combining step of a reduce-scatter kernel. A count of ranks fixed at compile time comes with
@@ -40,15 +45,25 @@ impl Combine {
     const ALL: [Combine; 7] =
         [Combine::Sum2, Combine::Sum4, Combine::Sum8, Combine::SumN, Combine::ProductN, Combine::MinN, Combine::MaxN];
 
+    /// Those that read the number of ranks at run time.
+    const ANY: [Combine; 4] = [Combine::SumN, Combine::ProductN, Combine::MinN, Combine::MaxN];
+
     pub(crate) fn new(op: ReduceOp, ranks: usize) -> Self {
-        match (op, ranks) {
-            (ReduceOp::Sum | ReduceOp::Average, 2) => Combine::Sum2,
-            (ReduceOp::Sum | ReduceOp::Average, 4) => Combine::Sum4,
-            (ReduceOp::Sum | ReduceOp::Average, 8) => Combine::Sum8,
-            (ReduceOp::Sum | ReduceOp::Average, _) => Combine::SumN,
-            (ReduceOp::Product, _) => Combine::ProductN,
-            (ReduceOp::Min, _) => Combine::MinN,
-            (ReduceOp::Max, _) => Combine::MaxN,
+        match (Combine::of_any(op), ranks) {
+            (Combine::SumN, 2) => Combine::Sum2,
+            (Combine::SumN, 4) => Combine::Sum4,
+            (Combine::SumN, 8) => Combine::Sum8,
+            (any, _) => any,
+        }
+    }
+
+    /// For a number of ranks read at run time.
+    pub(crate) fn of_any(op: ReduceOp) -> Self {
+        match op {
+            ReduceOp::Sum | ReduceOp::Average => Combine::SumN,
+            ReduceOp::Product => Combine::ProductN,
+            ReduceOp::Min => Combine::MinN,
+            ReduceOp::Max => Combine::MaxN,
         }
     }
 
@@ -65,37 +80,44 @@ impl Combine {
     }
 }
 
-const FIXED: [Kernel; 5] = [
+const FIXED: [Kernel; 6] = [
     Kernel::SelfTestWrite,
     Kernel::SelfTestRead,
     Kernel::BroadcastOneStage,
     Kernel::BroadcastTwoStageStaged,
     Kernel::BroadcastTwoStageDirect,
+    Kernel::BroadcastLowLatency,
 ];
 
 impl Kernel {
     /// How many kernels there are.
-    pub const COUNT: usize = FIXED.len() + DType::ALL.len() * Combine::ALL.len();
+    pub const COUNT: usize = FIXED.len() + DType::ALL.len() * (Combine::ALL.len() + Combine::ANY.len());
 
     /// Every kernel, in the order of [`index`](Self::index).
     pub fn all() -> impl Iterator<Item = Kernel> {
         let reduce =
             DType::ALL.into_iter().flat_map(|d| Combine::ALL.into_iter().map(move |c| Kernel::ReduceScatter(d, c)));
-        FIXED.into_iter().chain(reduce)
+        let packets = DType::ALL
+            .into_iter()
+            .flat_map(|d| Combine::ANY.into_iter().map(move |c| Kernel::ReduceScatterLowLatency(d, c)));
+        FIXED.into_iter().chain(reduce).chain(packets)
     }
 
     /// A number below [`COUNT`](Self::COUNT).
     pub fn index(self) -> usize {
+        // In the order of DType::ALL; discriminants follow NCCL's numbers instead.
+        let place = |dtype| DType::ALL.iter().position(|x| *x == dtype).unwrap_or(0);
         match self {
             Kernel::SelfTestWrite => 0,
             Kernel::SelfTestRead => 1,
             Kernel::BroadcastOneStage => 2,
             Kernel::BroadcastTwoStageStaged => 3,
             Kernel::BroadcastTwoStageDirect => 4,
-            Kernel::ReduceScatter(dtype, combine) => {
-                // In the order of DType::ALL; discriminants follow NCCL's numbers instead.
-                let d = DType::ALL.iter().position(|x| *x == dtype).unwrap_or(0);
-                FIXED.len() + d * Combine::ALL.len() + combine as usize
+            Kernel::BroadcastLowLatency => 5,
+            Kernel::ReduceScatter(dtype, combine) => FIXED.len() + place(dtype) * Combine::ALL.len() + combine as usize,
+            Kernel::ReduceScatterLowLatency(dtype, combine) => {
+                let c = Combine::ANY.iter().position(|x| *x == combine).unwrap_or(0);
+                FIXED.len() + DType::ALL.len() * Combine::ALL.len() + place(dtype) * Combine::ANY.len() + c
             }
         }
     }
@@ -108,7 +130,11 @@ impl Kernel {
             Kernel::BroadcastOneStage => "broadcast_one_stage".into(),
             Kernel::BroadcastTwoStageStaged => "broadcast_two_stage_staged".into(),
             Kernel::BroadcastTwoStageDirect => "broadcast_two_stage_direct".into(),
+            Kernel::BroadcastLowLatency => "broadcast_low_latency".into(),
             Kernel::ReduceScatter(dtype, combine) => format!("reduce_scatter_{dtype}_{}", combine.name()),
+            Kernel::ReduceScatterLowLatency(dtype, combine) => {
+                format!("reduce_scatter_low_latency_{dtype}_{}", combine.name())
+            }
         }
     }
 }

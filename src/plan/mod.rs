@@ -9,4 +9,4 @@ pub(crate) mod select;
 
 pub use kernel::Kernel;
 pub use partition::{Part, Partition};
-pub use select::{Algorithm, Blocks, Facts, Overlap, Plan};
+pub use select::{Algorithm, Blocks, Facts, Overlap, Packets, Plan};

@@ -25,7 +25,7 @@ pub enum Algorithm {
     /// Broadcast in two stages from output to output, which needs devices whose memory is coherent between
     /// them while kernels run.
     TwoStageDirect = 4,
-    /// Packets into the peers' inboxes, for small messages. Not built yet.
+    /// Packets into the peers' inboxes, for small messages: see [`low_latency_bytes`](crate::low_latency_bytes).
     LowLatency = 5,
 }
 
@@ -115,11 +115,53 @@ pub struct Facts {
     pub payload_half: u64,
     /// Bytes that one block takes at a time.
     pub tile: u64,
+    /// What the low-latency algorithm takes.
+    pub packets: Packets,
     /// Whether the memory of messages is coherent between all devices while kernels run: ordinary memory is, or the
     /// communicator was built for buffers that are.
     pub coherent: bool,
     /// Whether each rank has a device of its own.
     pub apart: bool,
+}
+
+/// The low-latency algorithm in numbers. By packets each byte is moved as two, and looked at by itself: worth it while
+/// the way there and back costs more than the bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Packets {
+    /// Bytes that a slot of an inbox takes: of a broadcast, or of a reduce-scatter's largest part.
+    pub capacity: u64,
+    /// Bytes of a broadcast up to which [`Algorithm::Auto`] takes it.
+    pub broadcast: u64,
+    /// Bytes of each rank's whole input up to which a reduce-scatter does.
+    pub reduce_scatter: u64,
+    /// Bytes that one block takes at a time.
+    pub tile: u64,
+}
+
+impl Packets {
+    /// For devices on which nothing but being asked for it makes it the right one.
+    pub(crate) const fn when_asked(tile: u64) -> Self {
+        Packets { capacity: u64::MAX, broadcast: 0, reduce_scatter: 0, tile }
+    }
+
+    /// What holds on every device: the smaller of each.
+    pub(crate) fn min(self, other: Packets) -> Packets {
+        Packets {
+            capacity: self.capacity.min(other.capacity),
+            broadcast: self.broadcast.min(other.broadcast),
+            reduce_scatter: self.reduce_scatter.min(other.reduce_scatter),
+            tile: self.tile.min(other.tile).max(1),
+        }
+    }
+
+    fn chosen_for(&self, request: &Request) -> bool {
+        let most = match request.collective {
+            Collective::Broadcast { .. } => self.broadcast,
+            Collective::ReduceScatter { .. } => self.reduce_scatter,
+        };
+        request.ranks > 1 && most > 0 && request.bytes() <= most && request.largest_share() <= self.capacity
+    }
 }
 
 /// Numbers of blocks by collective, since their kernels differ in what they take and in who works.
@@ -137,8 +179,11 @@ impl Blocks {
 
     /// Takes in that `blocks` of `kernel` are resident; at least one always is.
     pub(crate) fn limit(&mut self, kernel: Kernel, blocks: u32) {
-        let of =
-            if matches!(kernel, Kernel::ReduceScatter(..)) { &mut self.reduce_scatter } else { &mut self.broadcast };
+        let of = if matches!(kernel, Kernel::ReduceScatter(..) | Kernel::ReduceScatterLowLatency(..)) {
+            &mut self.reduce_scatter
+        } else {
+            &mut self.broadcast
+        };
         *of = (*of).min(blocks).max(1);
     }
 
@@ -200,6 +245,20 @@ pub(crate) fn select(request: &Request, wishes: Wishes, facts: &Facts) -> Result
     // One stage is right wherever memory is shared, as on the CPU, and for two ranks. The cost
     // model that knows links comes with the backends that have them.
     let algorithm = match (&request.collective, wanted) {
+        (_, Algorithm::Auto) if facts.packets.chosen_for(request) => Algorithm::LowLatency,
+        (_, Algorithm::LowLatency) if request.largest_share() <= facts.packets.capacity => Algorithm::LowLatency,
+        (_, Algorithm::LowLatency) => {
+            let what = match request.collective {
+                Collective::Broadcast { .. } => "this broadcast",
+                Collective::ReduceScatter { .. } => "the largest part here",
+            };
+            return Err(NoPlan(format!(
+                "the algorithm low-latency moves at most {} bytes from rank to rank in this communicator, and {what} has \
+                 {}; use auto or one-stage",
+                facts.packets.capacity,
+                request.largest_share()
+            )));
+        }
         (_, Algorithm::Auto | Algorithm::OneStage) => Algorithm::OneStage,
         (Collective::Broadcast { .. }, Algorithm::TwoStage) if facts.coherent => Algorithm::TwoStageDirect,
         (Collective::Broadcast { .. }, Algorithm::TwoStage | Algorithm::TwoStageStaged) => Algorithm::TwoStageStaged,
@@ -211,11 +270,8 @@ pub(crate) fn select(request: &Request, wishes: Wishes, facts: &Facts) -> Result
                     .into(),
             ));
         }
-        (Collective::Broadcast { .. }, _) | (_, Algorithm::LowLatency) => {
-            return Err(NoPlan(format!("the algorithm {wanted} is not built yet; use auto, one-stage or two-stage")));
-        }
         (Collective::ReduceScatter { .. }, _) => {
-            return Err(NoPlan(format!("the algorithm {wanted} is for broadcast; use auto or one-stage")));
+            return Err(NoPlan(format!("the algorithm {wanted} is for broadcast; use auto, one-stage or low-latency")));
         }
     };
     let (kernel, rounds, share) = match (&request.collective, algorithm) {
@@ -235,6 +291,14 @@ pub(crate) fn select(request: &Request, wishes: Wishes, facts: &Facts) -> Result
             let share = request.bytes().div_ceil(request.ranks.max(2) as u64 - 1);
             (Kernel::BroadcastTwoStageDirect, Rounds { segment: request.bytes(), rounds: 1 }, share)
         }
+        (Collective::Broadcast { .. }, Algorithm::LowLatency) => {
+            (Kernel::BroadcastLowLatency, Rounds { segment: request.bytes(), rounds: 1 }, request.largest_share())
+        }
+        (Collective::ReduceScatter { op, .. }, Algorithm::LowLatency) => (
+            Kernel::ReduceScatterLowLatency(request.dtype, Combine::of_any(*op)),
+            Rounds { segment: request.largest_share(), rounds: 1 },
+            request.largest_share(),
+        ),
         (Collective::Broadcast { .. }, _) => {
             (Kernel::BroadcastOneStage, Rounds { segment: request.bytes(), rounds: 1 }, request.largest_share())
         }
@@ -246,7 +310,8 @@ pub(crate) fn select(request: &Request, wishes: Wishes, facts: &Facts) -> Result
     };
     let resident = facts.resident.of(&request.collective);
     let cap = max_blocks.unwrap_or(facts.default_blocks.of(&request.collective)).min(facts.max_blocks).min(resident);
-    let tiles = share.div_ceil(facts.tile).clamp(1, u64::from(cap.max(1)));
+    let tile = if algorithm == Algorithm::LowLatency { facts.packets.tile } else { facts.tile };
+    let tiles = share.div_ceil(tile).clamp(1, u64::from(cap.max(1)));
     let overlap = if facts.apart && tiles * 2 <= u64::from(resident) { overlap } else { Overlap::Off };
     let Ok(count) = u32::try_from(rounds.rounds) else {
         return Err(NoPlan(format!(
@@ -271,6 +336,7 @@ mod tests {
         max_blocks: 64,
         payload_half: 1 << 20,
         tile: 16 << 10,
+        packets: Packets { capacity: 64 << 10, broadcast: 0, reduce_scatter: 0, tile: 4 << 10 },
         coherent: true,
         apart: true,
     };
@@ -336,10 +402,34 @@ mod tests {
         assert!(select(&broadcast(4, 1), by(Algorithm::TwoStageStaged), &none).is_err());
     }
 
+    /// Up to what an inbox takes where it is asked for, up to the device's number where nothing is.
     #[test]
-    fn what_is_not_built_says_so() {
-        let NoPlan(text) = select(&broadcast(4, 1), by(Algorithm::LowLatency), &FACTS).unwrap_err();
-        assert!(text.contains("not built yet"), "{text}");
+    fn packets_have_two_borders() {
+        let plan = |bytes| select(&broadcast(4, bytes), by(Algorithm::LowLatency), &FACTS);
+        assert_eq!(plan(64 << 10).map(|p| (p.algorithm, p.blocks)), Ok((Algorithm::LowLatency, 4)));
+        let NoPlan(text) = plan((64 << 10) + 1).unwrap_err();
+        assert!(text.contains("at most 65536 bytes") && text.contains("has 65537"), "{text}");
+        let quick = Facts { packets: Packets { broadcast: 1000, reduce_scatter: 8000, ..FACTS.packets }, ..FACTS };
+        let chosen = |request: &Request| select(request, Wishes::default(), &quick).unwrap().algorithm;
+        assert_eq!(chosen(&broadcast(4, 1000)), Algorithm::LowLatency);
+        assert_eq!(chosen(&broadcast(4, 1001)), Algorithm::OneStage);
+        assert_eq!(chosen(&broadcast(1, 1000)), Algorithm::OneStage);
+        assert_eq!(select(&broadcast(4, 0), Wishes::default(), &FACTS).unwrap().algorithm, Algorithm::OneStage);
+        let part = |count: u64| Request {
+            collective: Collective::ReduceScatter {
+                op: crate::op::ReduceOp::Average,
+                partition: crate::plan::Partition::new(&[count], 0, 2).unwrap(),
+                shape: [count].into_iter().collect(),
+                axis: 0,
+                output: DType::U8,
+                factor: 1.0,
+            },
+            ..broadcast(2, count)
+        };
+        assert_eq!(chosen(&part(8000)), Algorithm::LowLatency);
+        assert_eq!(chosen(&part(8001)), Algorithm::OneStage);
+        let plan = select(&part(8001), by(Algorithm::LowLatency), &quick).unwrap();
+        assert_eq!((plan.kernel, plan.segment), (Kernel::ReduceScatterLowLatency(DType::U8, Combine::SumN), 4001));
     }
 
     #[test]

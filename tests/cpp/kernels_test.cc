@@ -64,7 +64,8 @@ struct World {
 
   uint32_t domains;
 
-  explicit World(uint32_t n, uint32_t d = 1) : ranks(n), layout(signal_layout(n, d, max_blocks)), domains(d) {
+  // The last domain has no inboxes.
+  explicit World(uint32_t n, uint32_t d = 2) : ranks(n), layout(signal_layout(n, d, max_blocks)), domains(d) {
     for (uint32_t r = 0; r < n; ++r) {
       signal.push_back(zeroed<uint8_t>(layout.payload + 2 * half));
       control.push_back(zeroed<Control>(sizeof(Control)));
@@ -145,6 +146,7 @@ void run(const World& w, uint32_t blocks, const std::vector<Launch>& launches, u
 
 void broadcasts(uint32_t ranks, uint32_t blocks, Kernel kernel, unsigned seed) {
   const bool staged = kernel == broadcast_two_stage_staged, direct = kernel == broadcast_two_stage_direct;
+  const uint64_t most = kernel == broadcast_low_latency ? packet_bytes(ranks) : 60000;
   World w(ranks);
   std::mt19937 random(seed);
   const int rounds = 6;
@@ -152,7 +154,7 @@ void broadcasts(uint32_t ranks, uint32_t blocks, Kernel kernel, unsigned seed) {
   std::vector<std::vector<std::vector<uint8_t>>> data;  // launch, rank
   for (int i = 0; i < rounds; ++i) {
     const uint32_t root = random() % ranks;
-    const uint64_t bytes = random() % 3 == 0 ? random() % 40 : random() % 60000;
+    const uint64_t bytes = random() % 3 == 0 ? random() % 40 : random() % (most + 1);
     std::vector<std::vector<uint8_t>> buffers(ranks, std::vector<uint8_t>(bytes, 0xab));
     for (auto& x : buffers[root]) x = uint8_t(random());
     data.push_back(std::move(buffers));
@@ -178,7 +180,12 @@ void broadcasts(uint32_t ranks, uint32_t blocks, Kernel kernel, unsigned seed) {
   for (auto& c : w.control) check(c->state == kNone, "broadcast: no failure");
 }
 
-template <uint32_t N> void reduce_scatters(uint32_t ranks, uint32_t blocks, unsigned seed) {
+// Even parts along axis 0, for the kernels by packets.
+void cut(Arguments& a, uint64_t each) {
+  for (uint32_t p = 0; p <= a.ranks; ++p) a.cuts[p] = uint32_t(p * each);
+}
+
+template <uint32_t N> void reduce_scatters(uint32_t ranks, uint32_t blocks, unsigned seed, bool packets = false) {
   World w(ranks);
   std::mt19937 random(seed);
   const int rounds = 4;
@@ -190,9 +197,10 @@ template <uint32_t N> void reduce_scatters(uint32_t ranks, uint32_t blocks, unsi
     out.emplace_back(ranks, std::vector<float>(each, -1));
     for (auto& v : in.back())
       for (auto& x : v) x = float(int32_t(random())) / 65536;
-    Launch l{reduce_scatter<float, Sum, N>, {}};
+    Launch l{packets ? reduce_scatter_low_latency<float, Sum> : reduce_scatter<float, Sum, N>, {}};
     for (uint32_t r = 0; r < ranks; ++r) {
       Arguments a = w.arguments(r, i + 1);
+      cut(a, each), a.segment = each * sizeof(float);
       a.input = (uint64_t)in.back()[r].data();
       a.output = (uint64_t)out.back()[r].data();
       a.count = each * ranks;
@@ -221,7 +229,7 @@ template <uint32_t N> void reduce_scatters(uint32_t ranks, uint32_t blocks, unsi
 }
 
 // The epilogue: half the sum, plus what the output holds, rounded once to bf16.
-template <uint32_t N> void fused_reduce_scatters(uint32_t ranks, uint32_t blocks, unsigned seed) {
+template <uint32_t N> void fused_reduce_scatters(uint32_t ranks, uint32_t blocks, unsigned seed, bool packets = false) {
   World w(ranks);
   std::mt19937 random(seed);
   // Parts of any alignment in input and output: what is a whole vector of one is half a vector of the other.
@@ -233,9 +241,10 @@ template <uint32_t N> void fused_reduce_scatters(uint32_t ranks, uint32_t blocks
   for (auto& v : out)
     for (auto& x : v) x = BF16{float_to_bf16(float(int32_t(random())) / 65536)};
   const auto before = out;
-  Launch l{reduce_scatter<float, Sum, N>, {}};
+  Launch l{packets ? reduce_scatter_low_latency<float, Sum> : reduce_scatter<float, Sum, N>, {}};
   for (uint32_t r = 0; r < ranks; ++r) {
     Arguments a = w.arguments(r, 1);
+    cut(a, each), a.segment = each * sizeof(float);
     a.input = (uint64_t)in[r].data();
     a.output = a.residual = (uint64_t)(out[r].data() + shift);
     a.count = a.stride = each * ranks;
@@ -292,11 +301,12 @@ template <uint32_t N> void inputs_are_free_after_the_launch(uint32_t blocks, boo
 }
 
 // The paths of failure: a rank that never comes, one that comes late, one that wants something else.
-void failures_end(uint32_t ranks, uint32_t blocks, int which) {
+void failures_end(uint32_t ranks, uint32_t blocks, int which, Kernel kernel) {
   World w(ranks);
-  w.limit = 50 * 1000 * 1000;
+  // Long enough for a rank that is there to be late under a sanitizer on a busy machine.
+  w.limit = 200 * 1000 * 1000;
   std::vector<std::vector<uint8_t>> data(ranks, std::vector<uint8_t>(5000, 0xab));
-  Launch l{broadcast_two_stage_staged, {}};
+  Launch l{kernel, {}};
   for (uint32_t r = 0; r < ranks; ++r) {
     Arguments a = w.arguments(r, 1);
     a.root = 0;
@@ -313,7 +323,10 @@ void failures_end(uint32_t ranks, uint32_t blocks, int which) {
     run(w, blocks, {l, l}, 1, [=](uint32_t r) { return r != last; });
     for (uint32_t r = 0; r < last; ++r) {
       check(w.control[r]->state != kNone, "a missing rank is noticed by all");
-      check(w.control[r]->state != kTimeout || w.control[r]->failure.missing == 1ull << last, "and named");
+      // Receivers by packets are in their second launch by then, which the root has not come to either.
+      uint64_t missing = w.control[r]->failure.missing;
+      if (kernel == broadcast_low_latency && r != 0) missing &= 1ull << last;
+      check(w.control[r]->state != kTimeout || missing == 1ull << last, "and named");
     }
     // It comes after all: poisoned, and it touches nothing.
     run(w, blocks, {l}, 1, [=](uint32_t r) { return r == last; });
@@ -360,7 +373,7 @@ void a_later_record_is_no_agreement() {
 
 // Ranks 0 and 1 disagree in their group; the world's launch behind it must not wait for its limit.
 void a_failure_in_a_group_reaches_the_world() {
-  World w(4, 2);
+  World w(4, 3);
   w.limit = 3000ull * 1000 * 1000;
   std::vector<std::vector<uint8_t>> data(4, std::vector<uint8_t>(1000, 0xab)), more = data;
   const uint64_t begin = milliseconds();
@@ -414,6 +427,161 @@ void one_limit_for_all() {
   check(w.control[0]->state == kTimeout && w.control[0]->failure.missing == (1u << 2 | 1u << 3), "the missing are named");
 }
 
+// One launch after the other on each rank, whoever is ahead; `late(rank, launch)` milliseconds before one.
+template <class Late> void follow(const World& w, const std::vector<Launch>& launches, uint32_t blocks, Late late) {
+  std::vector<std::thread> ranks;
+  for (uint32_t r = 0; r < w.ranks; ++r)
+    ranks.emplace_back([&, r] {
+      for (size_t i = 0; i < launches.size(); ++i) {
+        if (const int wait = late(r, i)) std::this_thread::sleep_for(std::chrono::milliseconds(wait));
+        std::vector<std::thread> crew;
+        for (uint32_t b = 1; b < blocks; ++b)
+          crew.emplace_back([&, b] { run_block(launches[i].kernel, b, blocks, launches[i].of[r]); });
+        run_block(launches[i].kernel, 0, blocks, launches[i].of[r]);
+        for (auto& t : crew) t.join();
+      }
+    });
+  for (auto& t : ranks) t.join();
+}
+
+// Broadcasts by packets from the roots given; the data of launch i is 16 bits of i and the root, again and again.
+struct Series {
+  std::vector<std::vector<std::vector<uint8_t>>> data;  // launch, rank
+  std::vector<Launch> launches;
+};
+Series series(const World& w, const std::vector<uint32_t>& roots, const std::vector<uint64_t>& bytes) {
+  Series s;
+  for (size_t i = 0; i < roots.size(); ++i) {
+    s.data.emplace_back(w.ranks, std::vector<uint8_t>(bytes[i], 0xab));
+    for (uint64_t k = 0; k < bytes[i]; ++k) s.data[i][roots[i]][k] = uint8_t(k % 2 ? i * 16 + roots[i] : i / 16 + k / 2);
+    Launch l{broadcast_low_latency, {}};
+    for (uint32_t r = 0; r < w.ranks; ++r) {
+      Arguments a = one_stage(w, r, i + 1, roots[i], s.data[i][r]);
+      a.fingerprint = roots[i] * 100000 + bytes[i];
+      l.of.push_back(a);
+    }
+    s.launches.push_back(l);
+  }
+  return s;
+}
+bool arrived(const World& w, const Series& s) {
+  bool good = true;
+  for (auto& c : w.control) good = good && c->state == kNone;
+  for (size_t i = 0; i < s.data.size(); ++i)
+    for (uint32_t r = 0; r < w.ranks; ++r) good = good && s.data[i][r] == s.data[i][s.launches[i].of[0].root];
+  return good;
+}
+
+// A receiver that sleeps is overtaken by two launches and no more: what it has not read stays. Rank 2 is nobody's root
+// while the others take turns, so they are held up by it alone.
+void packets_wait_for_those_two_ago(unsigned seed) {
+  World w(3);
+  std::vector<uint32_t> roots;
+  std::vector<uint64_t> bytes;
+  std::mt19937 random(seed);
+  for (int i = 0; i < 40; ++i) roots.push_back(i % 5 == 4 ? 2 : random() % 2), bytes.push_back(random() % 700);
+  Series s = series(w, roots, bytes);
+  follow(w, s.launches, 2, [](uint32_t r, size_t i) { return r == 2 && i % 7 == 0 ? 10 : 0; });
+  check(arrived(w, s), "packets: a rank that comes late");
+}
+
+// Three ranks take turns with reduce-scatters, in which everybody writes to everybody: a rank that is ahead has two slots.
+void slots_are_two(unsigned seed) {
+  World w(2);
+  const uint64_t each = 500;
+  const int rounds = 60;
+  std::vector<std::vector<std::vector<int32_t>>> in, out;
+  std::vector<Launch> launches;
+  for (int i = 0; i < rounds; ++i) {
+    in.emplace_back(2, std::vector<int32_t>(2 * each)), out.emplace_back(2, std::vector<int32_t>(each, -1));
+    Launch l{reduce_scatter_low_latency<int32_t, Sum>, {}};
+    for (uint32_t r = 0; r < 2; ++r) {
+      for (uint64_t k = 0; k < 2 * each; ++k) in[i][r][k] = int32_t(i * 10000 + k + r);
+      Arguments a = w.arguments(r, i + 1);
+      a.input = (uint64_t)in[i][r].data(), a.output = (uint64_t)out[i][r].data();
+      a.count = a.stride = 2 * each, a.outer = 1, a.run = each, a.offset = r * each;
+      a.segment = each * 4, a.fingerprint = 5;
+      cut(a, each);
+      l.of.push_back(a);
+    }
+    launches.push_back(l);
+  }
+  follow(w, launches, 3, [=](uint32_t r, size_t i) { return (i * 7 + seed + r) % 5 == 0 ? 2 : 0; });
+  bool good = true;
+  for (auto& c : w.control) good = good && c->state == kNone;
+  for (int i = 0; i < rounds; ++i)
+    for (uint32_t r = 0; r < 2; ++r)
+      for (uint64_t k = 0; k < each; ++k) good = good && out[i][r][k] == int32_t(2 * (i * 10000 + r * each + k) + 1);
+  check(good, "packets: two slots");
+}
+
+// I9: just before a border all words that no message has reached lately are 2^31 launches old, as far as their flags tell.
+void flags_are_stamped_anew() {
+  World w(3);
+  // Short ones up to the border, then a long one from each root, whose receivers are there first.
+  const std::vector<uint32_t> roots = {0, 1, 2, 0, 1, 2, 0, 1, 2};
+  const std::vector<uint64_t> bytes = {8, 16, 8, 24, 9000, 9000, 9000, 9000, 9000};
+  Series s = series(w, roots, bytes);
+  const uint64_t before = 3 * kRestamp - 3;
+  for (uint32_t r = 0; r < 3; ++r) {
+    Signal signal{w.signal[r].get(), w.layout};
+    *signal.packets(0) = before;
+    for (uint32_t p = 0; p < 3; ++p) *signal.ack(0, p) = before;
+    // What launches with the numbers of the first long ones but 2^31 would have left there.
+    for (uint32_t p = 0; p < 3; ++p)
+      for (uint64_t number : {before + 1 + 4, before + 1 + 5})
+        for (uint64_t k = 2 * kHeaderUnits; k < w.layout.slot / 8; ++k)
+          signal.slot(0, p, number)[k] = packet_flag(number) | 0xbad;
+  }
+  // More blocks than units of the short ones: some have nothing but old words before the root comes.
+  follow(w, s.launches, 8, [&](uint32_t r, size_t i) { return i > 3 && r == roots[i] ? 20 : 0; });
+  check(arrived(w, s), "packets: flags are stamped anew");
+}
+
+// Who pulls and who sends packets, in either order and as either side: all see a mismatch, or that one is missing.
+void packets_meet_pulls(uint32_t first, bool root_pulls) {
+  World w(2);
+  w.limit = 500 * 1000 * 1000;
+  std::vector<std::vector<uint8_t>> data(2, std::vector<uint8_t>(100, 0xab));
+  std::vector<std::thread> ranks;
+  for (uint32_t r = 0; r < 2; ++r)
+    ranks.emplace_back([&, r] {
+      if (r != first) std::this_thread::sleep_for(std::chrono::milliseconds(30));
+      Arguments a = one_stage(w, r, 1, 0, data[r]);
+      const bool pulls = (r == 0) == root_pulls;
+      a.packed = pulls ? 1 : 5, a.fingerprint = a.packed;
+      run_block(pulls ? broadcast_one_stage : broadcast_low_latency, 0, 1, a);
+    });
+  for (auto& t : ranks) t.join();
+  check(w.control[0]->state == kMismatch || w.control[1]->state == kMismatch, "packets meet pulls: a mismatch");
+  check(w.control[0]->state != kTimeout && w.control[1]->state != kTimeout, "packets meet pulls: in time");
+  check(w.control[1]->state != kNone, "packets meet pulls: the receiver sees it");
+  check(data[1] == std::vector<uint8_t>(100, 0xab), "packets meet pulls: the output is untouched");
+}
+
+// A header tells what its sender called, though that sender's record is another launch's by now.
+void a_header_is_compared(int which) {
+  World w(3);
+  w.limit = 500 * 1000 * 1000;
+  std::vector<std::vector<std::vector<uint8_t>>> data(2, std::vector<std::vector<uint8_t>>(3, std::vector<uint8_t>(64, 0xab)));
+  std::vector<std::thread> ranks;
+  for (uint32_t r = 0; r < 3; ++r)
+    ranks.emplace_back([&, r] {
+      if (r == 2) std::this_thread::sleep_for(std::chrono::milliseconds(30));
+      Arguments a = one_stage(w, r, 1, 0, data[0][r]);
+      // With the same hash, but for the last.
+      if (r == 2 && which == 0) a.count = 63, a.bytes = 63;
+      if (r == 2 && which == 1) a.shape_hash = 1;
+      if (r == 2 && which == 2) a.packed = 1;
+      if (r == 2 && which == 3) a.fingerprint = 99;
+      run_block(broadcast_low_latency, 0, 1, a);
+      if (r != 2) run_block(broadcast_low_latency, 0, 1, one_stage(w, r, 2, 1, data[1][r]));
+    });
+  for (auto& t : ranks) t.join();
+  check(w.control[0]->state == kMismatch || w.control[2]->state == kMismatch, "packets: a header is compared");
+  check(data[0][2] == std::vector<uint8_t>(64, 0xab), "packets: a header is compared before the output is written");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -422,7 +590,7 @@ int main(int argc, char** argv) {
   for (unsigned seed = 1; seed <= 3; ++seed) {
     for (uint32_t ranks : {2u, 3u, 4u, 8u})
       for (uint32_t blocks : {1u, 3u})
-        for (Kernel k : {broadcast_one_stage, broadcast_two_stage_staged, broadcast_two_stage_direct})
+        for (Kernel k : {broadcast_one_stage, broadcast_two_stage_staged, broadcast_two_stage_direct, broadcast_low_latency})
           broadcasts(ranks, blocks, k, seed);
     for (uint32_t blocks : {1u, 3u}) {
       reduce_scatters<2>(2, blocks, seed);
@@ -431,6 +599,9 @@ int main(int argc, char** argv) {
       reduce_scatters<0>(8, blocks, seed);
       fused_reduce_scatters<4>(4, blocks, seed);
       fused_reduce_scatters<0>(1, blocks, seed);
+      for (uint32_t ranks : {2u, 3u, 4u, 8u}) reduce_scatters<0>(ranks, blocks, seed, true);
+      fused_reduce_scatters<0>(4, blocks, seed, true);
+      fused_reduce_scatters<0>(1, blocks, seed, true);
     }
   }
   for (unsigned seed = 1; seed <= 2; ++seed)
@@ -440,7 +611,13 @@ int main(int argc, char** argv) {
     }
   for (uint32_t ranks : {2u, 3u, 8u})
     for (uint32_t blocks : {1u, 3u})
-      for (int which : {0, 1}) failures_end(ranks, blocks, which);
+      for (int which : {0, 1})
+        for (Kernel k : {broadcast_two_stage_staged, broadcast_low_latency}) failures_end(ranks, blocks, which, k);
+  for (unsigned seed = 1; seed <= 3; ++seed) packets_wait_for_those_two_ago(seed), slots_are_two(seed);
+  flags_are_stamped_anew();
+  for (uint32_t first : {0u, 1u})
+    for (bool root_pulls : {false, true}) packets_meet_pulls(first, root_pulls);
+  for (int which = 0; which < 4; ++which) a_header_is_compared(which);
   a_later_record_is_no_agreement();
   a_failure_in_a_group_reaches_the_world();
   a_hash_is_no_proof();

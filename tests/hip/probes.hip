@@ -18,6 +18,8 @@ namespace crossccl {
 CROSSCCL_PROBE(broadcast_two_stage_direct, broadcast_two_stage_direct(this_block(blocks), a))
 CROSSCCL_PROBE(reduce_scatter_f32_sum_8, reduce_scatter<float, Sum, 8>(this_block(blocks), a))
 CROSSCCL_PROBE(reduce_scatter_f16_max_n, reduce_scatter<F16, Max, 0>(this_block(blocks), a))
+CROSSCCL_PROBE(broadcast_low_latency, broadcast_low_latency(this_block(blocks), a))
+CROSSCCL_PROBE(reduce_scatter_low_latency_bf16_sum_n, reduce_scatter_low_latency<BF16, Sum>(this_block(blocks), a))
 // Every store is a flag.
 CROSSCCL_PROBE(probe_signal, Rendezvous(a, this_block(blocks)).signal(kStaged, 0, [](uint32_t) { return true; }))
 // Polls and what a wait looks at besides.

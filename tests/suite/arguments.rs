@@ -157,11 +157,7 @@ fn lengths() {
 #[case::no_time(ReduceScatter::new(ReduceOp::Sum).timeout(Duration::ZERO), "timeout: expected more than zero (or no_timeout), got 0 s")]
 #[case::algorithm(
     ReduceScatter::new(ReduceOp::Sum).algorithm(Algorithm::TwoStage),
-    "the algorithm two-stage is for broadcast; use auto or one-stage"
-)]
-#[case::not_built(
-    ReduceScatter::new(ReduceOp::Sum).algorithm(Algorithm::LowLatency),
-    "the algorithm low-latency is not built yet; use auto, one-stage or two-stage"
+    "the algorithm two-stage is for broadcast; use auto, one-stage or low-latency"
 )]
 fn reduce_scatters(#[case] what: ReduceScatter, #[case] text: &str) {
     needs_device!();
@@ -188,13 +184,27 @@ fn contiguous_strides_are_fine() {
     assert_eq!(outputs[1].to_vec().expect("read"), [1.0; 6]);
 }
 
+/// An inbox takes so much and no more.
 #[rstest]
-fn algorithms_that_are_not_built(#[values(Algorithm::LowLatency)] algorithm: Algorithm) {
+fn packets_have_a_limit() {
     needs_device!();
     let comm = communicator(2);
-    let mut data = buffers(&comm, 4);
-    let text = format!("broadcast: the algorithm {algorithm} is not built yet; use auto, one-stage or two-stage");
-    refused(comm.broadcast_in_place(&mut data, Broadcast::from_root(0).algorithm(algorithm)), &text);
+    let most = crossccl::low_latency_bytes(2);
+    let mut data = buffers(&comm, most / 4 + 1);
+    refused(
+        comm.broadcast_in_place(&mut data, Broadcast::from_root(0).algorithm(Algorithm::LowLatency)),
+        "broadcast: the algorithm low-latency moves at most 65536 bytes from rank to rank in this communicator, and this \
+         broadcast has 65540; use auto or one-stage",
+    );
+    let mut data = buffers(&comm, most / 2 + 1);
+    refused(
+        comm.reduce_scatter_in_place(&mut data, ReduceScatter::new(ReduceOp::Sum).algorithm(Algorithm::LowLatency)),
+        "reduce_scatter: the algorithm low-latency moves at most 65536 bytes from rank to rank in this communicator, and \
+         the largest part here has 65540; use auto or one-stage",
+    );
+    let mut data = buffers(&comm, most / 2);
+    let what = ReduceScatter::new(ReduceOp::Sum).algorithm(Algorithm::LowLatency);
+    comm.reduce_scatter_in_place(&mut data, what).expect("launch").wait().expect("outcome");
 }
 
 #[rstest]

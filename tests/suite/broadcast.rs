@@ -36,7 +36,7 @@ pub(super) fn check(comm: &Communicator<B>, dtype: DType, count: usize, what: Br
 #[rstest]
 fn matches_the_input(
     #[values(1, 2, 3, 4, 5, 6, 7, 8)] ranks: usize,
-    #[values(Algorithm::Auto, Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect)] algorithm: Algorithm,
+    #[values(Algorithm::Auto, Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect, Algorithm::LowLatency)] algorithm: Algorithm,
     #[values(false, true)] in_place: bool,
 ) {
     needs_device!();
@@ -45,7 +45,7 @@ fn matches_the_input(
     let what = |root: usize| Broadcast::from_root(root).algorithm(algorithm).max_blocks(axes::BLOCKS);
     let counts = DType::ALL.map(|dtype| {
         let plan = |count| comm.plan_broadcast(count, dtype, what(0)).expect("plan");
-        axes::counts(dtype, axes::largest::<B>(ranks), plan)
+        axes::counts(dtype, axes::elements::<B>(ranks, 1, algorithm, dtype), plan)
     });
     let most = counts.iter().map(Vec::len).max().unwrap_or(0);
     for [count, root, dtype, from, to] in axes::pairs([most, ranks, counts.len(), 2, 2]) {
@@ -54,12 +54,17 @@ fn matches_the_input(
     }
 }
 
+/// The most bytes of a broadcast that an algorithm takes.
+fn limit(ranks: usize, algorithm: Algorithm) -> usize {
+    if algorithm == Algorithm::LowLatency { crossccl::low_latency_bytes(ranks) } else { usize::MAX }
+}
+
 /// An algorithm that the planner learns must come into the lists of this suite.
 #[rstest]
 fn every_algorithm_is_in_the_matrix() {
     needs_device!();
     crate::support::memory_for(Algorithm::TwoStageDirect);
-    let here = [Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect];
+    let here = [Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect, Algorithm::LowLatency];
     assert_eq!(axes::offered(&axes::communicator::<B>(4)), here);
 }
 
@@ -71,7 +76,7 @@ fn the_counts_meet_every_threshold() {
     let plans = |algorithm: Algorithm| {
         let what = || Broadcast::from_root(0).algorithm(algorithm).max_blocks(axes::BLOCKS);
         let plan = |count| comm.plan_broadcast(count, DType::U8, what()).expect("plan");
-        axes::counts(DType::U8, axes::largest::<B>(3), plan).into_iter().map(plan).collect::<Vec<_>>()
+        axes::counts(DType::U8, axes::elements::<B>(3, 1, algorithm, DType::U8), plan).into_iter().map(plan).collect::<Vec<_>>()
     };
     for algorithm in axes::offered(&comm) {
         assert!((1..=axes::BLOCKS).all(|blocks| plans(algorithm).iter().any(|p| p.blocks == blocks)), "{algorithm}");
@@ -83,12 +88,12 @@ fn the_counts_meet_every_threshold() {
 #[rstest]
 fn three_times_on_the_same_buffers(
     #[values(2, 3, 8)] ranks: usize,
-    #[values(Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect)] algorithm: Algorithm,
+    #[values(Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect, Algorithm::LowLatency)] algorithm: Algorithm,
 ) {
     needs_device!();
     crate::support::memory_for(algorithm);
     let comm = axes::communicator::<B>(ranks);
-    let count = axes::largest::<B>(ranks) + 1;
+    let count = axes::elements::<B>(ranks, 1, algorithm, DType::U8);
     let mut buffers: Vec<_> =
         (0..ranks).map(|r| Guarded::<B>::new(comm.stream(r).expect("a rank"), DType::U8, count, r)).collect();
     for turn in 0..3 {
@@ -107,20 +112,20 @@ fn three_times_on_the_same_buffers(
 fn any_dtype_and_number_of_blocks(
     #[values(2, 3, 8)] ranks: usize,
     #[values(1, 2, 5, 64)] blocks: u32,
-    #[values(Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect)] algorithm: Algorithm,
+    #[values(Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect, Algorithm::LowLatency)] algorithm: Algorithm,
 ) {
     needs_device!();
     crate::support::memory_for(algorithm);
     let comm = communicator(ranks);
     for (i, dtype) in DType::ALL.into_iter().enumerate() {
         let what = Broadcast::from_root(i % ranks).algorithm(algorithm).max_blocks(blocks);
-        check(&comm, dtype, 40_001, what, i % ranks, [1, 0], i % 2 == 0);
+        check(&comm, dtype, 40_001.min(limit(ranks, algorithm) / dtype.size()), what, i % ranks, [1, 0], i % 2 == 0);
     }
 }
 
 /// Case B11: every pair of byte offsets between source and destination.
 #[rstest]
-fn b11_any_alignment(#[values(Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect)] algorithm: Algorithm) {
+fn b11_any_alignment(#[values(Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect, Algorithm::LowLatency)] algorithm: Algorithm) {
     needs_device!();
     crate::support::memory_for(algorithm);
     let comm = communicator(3);
@@ -147,12 +152,12 @@ fn two_stage_goes_in_rounds(#[values(2, 3, 4, 8)] ranks: usize, #[values(32, 64,
 }
 
 #[rstest]
-fn sixty_four_ranks(#[values(Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect)] algorithm: Algorithm) {
+fn sixty_four_ranks(#[values(Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect, Algorithm::LowLatency)] algorithm: Algorithm) {
     needs_device!(64);
     crate::support::memory_for(algorithm);
     let comm = communicator(64);
     for root in [0, 31, 63] {
-        check(&comm, DType::U8, 70_001, Broadcast::from_root(root).algorithm(algorithm), root, [0, 0], false);
+        check(&comm, DType::U8, 70_001.min(limit(64, algorithm)), Broadcast::from_root(root).algorithm(algorithm), root, [0, 0], false);
     }
 }
 
@@ -163,14 +168,14 @@ fn a12_calls_follow_each_other() {
     crate::support::memory_for(Algorithm::TwoStageDirect);
     let comm = communicator(4);
     for round in 0..200 {
-        let algorithm = [Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect][round % 3];
+        let algorithm = [Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect, Algorithm::LowLatency][round % 4];
         check(&comm, DType::U8, 1 + round * 37, Broadcast::from_root(round % 4).algorithm(algorithm), round % 4, [0, 0], false);
     }
 }
 
 /// Case C7: a rank is a position, never a device number.
 #[rstest]
-fn c7_devices_in_any_order(#[values(Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect)] algorithm: Algorithm) {
+fn c7_devices_in_any_order(#[values(Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect, Algorithm::LowLatency)] algorithm: Algorithm) {
     needs_device!();
     crate::support::memory_for(algorithm);
     let comm = crate::support::builder::<B>([3, 1, 2, 0]).build().expect("communicator");
@@ -187,7 +192,7 @@ fn e8_every_bit_pattern_arrives(#[values(0u32, u32::MAX, 0x8000_0000, 0x8000_800
     let comm = communicator::<B>(3);
     let input = comm.buffer_from(0, &[pattern; 5000]).expect("buffer");
     let mut outputs: Vec<_> = (0..3).map(|r| comm.buffer_from(r, &[!pattern; 5000]).expect("buffer")).collect();
-    for algorithm in [Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect] {
+    for algorithm in [Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect, Algorithm::LowLatency] {
         let what = Broadcast::from_root(0).algorithm(algorithm);
         comm.broadcast(&input, &mut outputs, what).expect("launch").wait().expect("outcome");
         assert!(outputs.iter().all(|o| o.to_vec().expect("read") == [pattern; 5000]));

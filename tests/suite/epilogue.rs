@@ -1,7 +1,7 @@
 //! Reduce-scatter with given lengths, and with a fused epilogue: factor, residual, conversion.
 
 use crossccl::{
-    Communicator, DType, Destination, Error, Kernel, RawRank, ReduceOp, ReduceScatter, Result, half::bf16,
+    Algorithm, Communicator, DType, Destination, Error, Kernel, RawRank, ReduceOp, ReduceScatter, Result, half::bf16,
 };
 use rstest::rstest;
 
@@ -19,13 +19,30 @@ enum Residual {
 /// One fused reduce-scatter of all ranks, axis 0, against the oracle.
 #[allow(clippy::too_many_arguments)]
 fn check(comm: &Communicator<B>, from: DType, to: DType, op: ReduceOp, factor: f64, residual: Residual, count: usize, offset: usize) {
+    for algorithm in [Algorithm::OneStage, Algorithm::LowLatency] {
+        check_by(comm, from, to, op, factor, residual, count, offset, algorithm);
+    }
+}
+
+#[allow(clippy::too_many_arguments)]
+fn check_by(
+    comm: &Communicator<B>,
+    from: DType,
+    to: DType,
+    op: ReduceOp,
+    factor: f64,
+    residual: Residual,
+    count: usize,
+    offset: usize,
+    algorithm: Algorithm,
+) {
     let ranks = comm.ranks();
-    let name = format!("{ranks} ranks, {count} x {from} to {to}, {op} x {factor}, residual {residual:?}, offset {offset}");
+    let name = format!("{ranks} ranks, {count} x {from} to {to}, {op} x {factor}, residual {residual:?}, offset {offset}, {algorithm}");
     let stream = |rank: usize| comm.stream(rank).expect("a rank");
     let mut random = Random(count as u64 * 7 + from as u64 * 16 + to as u64);
     let data: Vec<Vec<u8>> = (0..ranks).map(|_| random.elements(from, count)).collect();
     let inputs: Vec<_> = data.iter().enumerate().map(|(r, d)| Guarded::<B>::with(stream(r), from, d, offset)).collect();
-    let what = ReduceScatter::new(op).factor(factor);
+    let what = ReduceScatter::new(op).factor(factor).algorithm(algorithm);
     let parts: Vec<_> = (0..ranks).map(|r| comm.part(r, count, what.clone()).expect("a part")).collect();
     let added: Vec<Vec<u8>> = parts.iter().map(|p| random.elements(to, p.count() as usize)).collect();
     let residuals: Vec<_> = added.iter().enumerate().map(|(r, d)| Guarded::<B>::with(stream(r), to, d, offset * 2)).collect();
@@ -325,6 +342,6 @@ fn plans_know_output_dtypes() {
     let comm = communicator::<B>(4);
     let what = ReduceScatter::new(ReduceOp::Sum).output_dtype(DType::BF16);
     let plan = comm.plan_reduce_scatter(0, 1000, DType::F32, what.clone()).expect("plan");
-    assert!(matches!(plan.kernel, Kernel::ReduceScatter(DType::F32, _)), "{plan}");
+    assert!(matches!(plan.kernel, Kernel::ReduceScatter(DType::F32, _) | Kernel::ReduceScatterLowLatency(DType::F32, _)), "{plan}");
     assert!(comm.plan_reduce_scatter(0, 1000, DType::I32, what).is_err());
 }

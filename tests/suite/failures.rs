@@ -18,13 +18,13 @@ fn strict(agreement: Agreement, ranks: usize) -> Vec<RankCell<B>> {
 }
 
 /// All ranks reset together, and the next collective is right.
-fn recovers(handles: &[RankCell<B>]) {
+pub(super) fn recovers(handles: &[RankCell<B>]) {
     on_threads(handles, |me, comm| {
         comm.reset(Duration::from_secs(10)).expect("reset");
-        for round in 0..3 {
+        for round in 0..4 {
             let root = (round + 1) % comm.ranks();
             // Two stages in the form that the memory allows.
-            let algorithm = [Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStage][round];
+            let algorithm = [Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStage, Algorithm::LowLatency][round];
             let mut data = comm.buffer_from(&[me as f32; 1000]).expect("buffer");
             let what = Broadcast::from_root(root).algorithm(algorithm).timeout(Duration::from_secs(10));
             comm.broadcast_in_place(&mut data, what).expect("launch").wait().expect("outcome");
@@ -41,7 +41,7 @@ fn broadcast(comm: &RankComm<B>, what: impl Into<Broadcast>) -> Result<()> {
 /// Case A9: three ranks, one never calls.
 #[rstest]
 fn a9_a_missing_root_is_named(
-    #[values(Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect)] algorithm: Algorithm) {
+    #[values(Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect, Algorithm::LowLatency)] algorithm: Algorithm) {
     needs_device!();
     crate::support::memory_for(algorithm);
     let handles = cells::<B>(rank_handles(3, SHORT));
@@ -146,7 +146,7 @@ pub(super) fn disagree(agreement: Agreement, field: &str, values: &[&str], call:
 }
 
 /// A broadcast whose output must stay untouched where it fails.
-fn guarded_broadcast(comm: &RankComm<B>, dtype: DType, count: usize, what: Broadcast) -> Result<()> {
+pub(super) fn guarded_broadcast(comm: &RankComm<B>, dtype: DType, count: usize, what: Broadcast) -> Result<()> {
     let input = Guarded::<B>::with(comm.stream(), dtype, &vec![1; count * dtype.size()], 0);
     let mut output = Guarded::<B>::new(comm.stream(), dtype, count, 0);
     let outcome = comm.broadcast(Some(input.input()), output.output(), what).and_then(|f| f.wait());
@@ -154,7 +154,7 @@ fn guarded_broadcast(comm: &RankComm<B>, dtype: DType, count: usize, what: Broad
     outcome
 }
 
-fn guarded_reduce_scatter(comm: &RankComm<B>, dtype: DType, shape: [usize; 2], what: ReduceScatter) -> Result<()> {
+pub(super) fn guarded_reduce_scatter(comm: &RankComm<B>, dtype: DType, shape: [usize; 2], what: ReduceScatter) -> Result<()> {
     let input = Guarded::<B>::with(comm.stream(), dtype, &vec![1; shape[0] * shape[1] * dtype.size()], 0);
     let what = what.shape(shape);
     let part = comm.part(shape[0] * shape[1], what.clone())?.count() as usize;

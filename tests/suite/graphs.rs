@@ -36,7 +36,7 @@ fn a_backend_without_graphs_says_so() {
 #[rstest]
 fn e11_replays_see_new_data(
     #[values(2, 4, 8)] ranks: usize,
-    #[values(Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect)] algorithm: Algorithm,
+    #[values(Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect, Algorithm::LowLatency)] algorithm: Algorithm,
 ) {
     needs_device!(ranks);
     crate::support::memory_for(algorithm);
@@ -45,10 +45,10 @@ fn e11_replays_see_new_data(
     }
     let comm = communicator::<B>(ranks);
     let streams = streams(&comm);
-    let mut data: Vec<_> = (0..ranks).map(|r| comm.buffer::<u32>(r, 30_000).expect("buffer")).collect();
+    let mut data: Vec<_> = (0..ranks).map(|r| comm.buffer::<u32>(r, 16_000).expect("buffer")).collect();
     let sums: Vec<_> = (0..ranks)
         .map(|r| {
-            let part = comm.part(r, 30_000, ReduceOp::Sum).expect("a part");
+            let part = comm.part(r, 16_000, ReduceOp::Sum).expect("a part");
             comm.buffer::<u32>(r, part.count() as usize).expect("buffer")
         })
         .collect();
@@ -58,24 +58,24 @@ fn e11_replays_see_new_data(
     let graph = unsafe {
         comm.capture(&streams, || {
             let what = Broadcast::from_root(ranks - 1).algorithm(algorithm);
-            comm.broadcast_raw(&raw, &streams, 30_000, DType::U32, what)?.wait()?;
-            comm.reduce_scatter_raw(&into, &streams, &vec![30_000; ranks], DType::U32, ReduceOp::Sum)?.wait()
+            comm.broadcast_raw(&raw, &streams, 16_000, DType::U32, what)?.wait()?;
+            comm.reduce_scatter_raw(&into, &streams, &vec![16_000; ranks], DType::U32, ReduceOp::Sum)?.wait()
         })
     }
     .expect("graph");
     for value in 1..=5 {
-        data[ranks - 1].write(&vec![value; 30_000]).expect("write");
+        data[ranks - 1].write(&vec![value; 16_000]).expect("write");
         // SAFETY: as above.
         unsafe { graph.launch() }.expect("launch").wait().expect("outcome");
-        assert!(data.iter().all(|b| b.to_vec().expect("read") == vec![value; 30_000]), "replay {value}");
+        assert!(data.iter().all(|b| b.to_vec().expect("read") == vec![value; 16_000]), "replay {value}");
         for sum in &sums {
             assert!(sum.to_vec().expect("read").iter().all(|x| *x == value * ranks as u32), "replay {value}");
         }
     }
     // Calls and replays take turns.
-    data[0].write(&vec![77; 30_000]).expect("write");
+    data[0].write(&vec![77; 16_000]).expect("write");
     comm.broadcast_in_place(&mut data, 0).expect("launch").wait().expect("outcome");
-    assert!(data.iter().all(|b| b.to_vec().expect("read") == vec![77; 30_000]));
+    assert!(data.iter().all(|b| b.to_vec().expect("read") == vec![77; 16_000]));
     // SAFETY: as above.
     let queued: Vec<_> = (0..50).map(|_| unsafe { graph.launch() }.expect("launch")).collect();
     queued.iter().for_each(|one| one.wait().expect("outcome"));

@@ -18,13 +18,15 @@ fn step(random: &mut Random, ranks: usize, overlaps: &[Overlap]) -> Step {
     let overlap = overlaps[random.next() as usize % overlaps.len()];
     if random.next().is_multiple_of(2) {
         let root = random.next() as usize % ranks;
-        let algorithm = [Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStage];
-        let what = Broadcast::from_root(root).algorithm(algorithm[random.next() as usize % 3]);
+        let algorithm =
+            [Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStage, Algorithm::LowLatency];
+        let what = Broadcast::from_root(root).algorithm(algorithm[random.next() as usize % 4]);
         let blocks = 1 + random.next() as u32 % 8;
         Step::Broadcast { root, what: what.max_blocks(blocks).overlap(overlap) }
     } else {
         let op = [ReduceOp::Sum, ReduceOp::Max, ReduceOp::Average][random.next() as usize % 3];
-        let what = ReduceScatter::new(op).max_blocks(1 + random.next() as u32 % 8);
+        let algorithm = [Algorithm::OneStage, Algorithm::LowLatency][random.next() as usize % 2];
+        let what = ReduceScatter::new(op).algorithm(algorithm).max_blocks(1 + random.next() as u32 % 8);
         Step::ReduceScatter { what: what.overlap(overlap), op }
     }
 }

@@ -30,11 +30,20 @@ pub(crate) fn largest<B: Backend>(ranks: usize) -> usize {
     ranks * (2 * tile::<B>(ranks) + 4 * VECTOR as usize)
 }
 
-/// Counts of elements: 0, 1, a vector and one less and more, a prime, a large one, and the last count before each
+/// Elements of as many bytes, or as many as fit where the algorithm has a limit: `parts` go through inboxes of `ranks`
+/// ranks.
+pub(crate) fn elements<B: Backend>(ranks: usize, parts: usize, algorithm: Algorithm, dtype: DType) -> usize {
+    let most = largest::<B>(ranks) / dtype.size() + 1;
+    if algorithm != Algorithm::LowLatency {
+        return most;
+    }
+    most.min(parts * (crossccl::low_latency_bytes(ranks) / dtype.size()))
+}
+
+/// Counts of elements: 0, 1, a vector and one less and more, a prime, the largest, and the last count before each
 /// change of the plan (more blocks, another round, another algorithm), with one less and one more.
 pub(crate) fn counts(dtype: DType, largest: usize, plan: impl Fn(usize) -> Plan) -> Vec<usize> {
     let vector = VECTOR as usize / dtype.size();
-    let largest = largest / dtype.size() + 1;
     let mut counts = BTreeSet::from([0, 1, vector - 1, vector, vector + 1, PRIME, largest]);
     for last in changes(largest, &plan) {
         counts.extend([last.saturating_sub(1), last, last + 1]);

@@ -3,7 +3,10 @@
 use std::{fs, num::NonZero, thread::available_parallelism};
 
 use super::super::{Fault, Properties};
-use crate::{abi::MAX_RANKS, plan::Blocks};
+use crate::{
+    abi::MAX_RANKS,
+    plan::{Blocks, Packets},
+};
 
 /// Bytes of the largest cache, by Linux's files ("16384K"); elsewhere that of a large server processor.
 fn cache() -> u64 {
@@ -38,6 +41,7 @@ impl CpuDevice {
             name: format!("virtual device {} of {cores} cores", self.ordinal),
             preferred_blocks: Blocks { broadcast: blocks, reduce_scatter: blocks },
             tile: 16 << 10,
+            packets: Packets::when_asked(16 << 10),
             threads: 1,
             coherent: true,
             emulated: false,

@@ -13,7 +13,7 @@ use super::{
     memory::Memory,
     sys,
 };
-use crate::plan::{Blocks, Kernel};
+use crate::plan::{Blocks, Kernel, Packets};
 
 /// More are for callers who ask: two communicators on one device shall fit together.
 const PREFERRED_BLOCKS: u32 = 64;
@@ -141,6 +141,7 @@ impl HipDevice {
             // As on NVIDIA's; nothing was measured.
             preferred_blocks: Blocks { broadcast: each, reduce_scatter: each },
             tile: images::TILE,
+            packets: Packets::when_asked(4 << 10),
             threads: images::THREADS,
             // Of memory that `hipMalloc` gives, AMD promises that to kernels that begin later only.
             coherent: false,

@@ -134,7 +134,7 @@ fn a11_first_calls_of_fresh_communicators() {
 /// The second of two calls waits for its own payload, which comes 20 ms after the first.
 #[rstest]
 fn a12_the_second_call_waits_for_its_own_payload(
-    #[values(Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect)] algorithm: Algorithm,
+    #[values(Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect, Algorithm::LowLatency)] algorithm: Algorithm,
 ) {
     needs_device!();
     crate::support::memory_for(algorithm);
