@@ -172,17 +172,19 @@ pub struct Blocks {
     pub broadcast: u32,
     /// Of the reduce-scatter kernels.
     pub reduce_scatter: u32,
+    /// Of the low-latency kernels of either: they take more registers than a broadcast's, of which twice as many fit.
+    pub low_latency: u32,
 }
 
 impl Blocks {
-    pub(crate) const MOST: Blocks = Blocks { broadcast: u32::MAX, reduce_scatter: u32::MAX };
+    pub(crate) const MOST: Blocks = Blocks { broadcast: u32::MAX, reduce_scatter: u32::MAX, low_latency: u32::MAX };
 
     /// Takes in that `blocks` of `kernel` are resident; at least one always is.
     pub(crate) fn limit(&mut self, kernel: Kernel, blocks: u32) {
-        let of = if matches!(kernel, Kernel::ReduceScatter(..) | Kernel::ReduceScatterLowLatency(..)) {
-            &mut self.reduce_scatter
-        } else {
-            &mut self.broadcast
+        let of = match kernel {
+            Kernel::BroadcastLowLatency | Kernel::ReduceScatterLowLatency(..) => &mut self.low_latency,
+            Kernel::ReduceScatter(..) => &mut self.reduce_scatter,
+            _ => &mut self.broadcast,
         };
         *of = (*of).min(blocks).max(1);
     }
@@ -192,11 +194,13 @@ impl Blocks {
         Blocks {
             broadcast: self.broadcast.min(other.broadcast).max(1),
             reduce_scatter: self.reduce_scatter.min(other.reduce_scatter).max(1),
+            low_latency: self.low_latency.min(other.low_latency).max(1),
         }
     }
 
-    fn of(&self, collective: &Collective) -> u32 {
+    fn of(&self, collective: &Collective, algorithm: Algorithm) -> u32 {
         match collective {
+            _ if algorithm == Algorithm::LowLatency => self.low_latency,
             Collective::Broadcast { .. } => self.broadcast,
             Collective::ReduceScatter { .. } => self.reduce_scatter,
         }
@@ -308,8 +312,11 @@ pub(crate) fn select(request: &Request, wishes: Wishes, facts: &Facts) -> Result
             request.largest_share(),
         ),
     };
-    let resident = facts.resident.of(&request.collective);
-    let cap = max_blocks.unwrap_or(facts.default_blocks.of(&request.collective)).min(facts.max_blocks).min(resident);
+    let resident = facts.resident.of(&request.collective, algorithm);
+    let cap = max_blocks
+        .unwrap_or(facts.default_blocks.of(&request.collective, algorithm))
+        .min(facts.max_blocks)
+        .min(resident);
     let tile = if algorithm == Algorithm::LowLatency { facts.packets.tile } else { facts.tile };
     let tiles = share.div_ceil(tile).clamp(1, u64::from(cap.max(1)));
     let overlap = if facts.apart && tiles * 2 <= u64::from(resident) { overlap } else { Overlap::Off };
@@ -331,8 +338,8 @@ mod tests {
     use crate::dtype::DType;
 
     const FACTS: Facts = Facts {
-        default_blocks: Blocks { broadcast: 4, reduce_scatter: 2 },
-        resident: Blocks { broadcast: 64, reduce_scatter: 64 },
+        default_blocks: Blocks { broadcast: 4, reduce_scatter: 2, low_latency: 2 },
+        resident: Blocks { broadcast: 64, reduce_scatter: 64, low_latency: 64 },
         max_blocks: 64,
         payload_half: 1 << 20,
         tile: 16 << 10,
@@ -388,7 +395,7 @@ mod tests {
             ..broadcast(2, 1 << 30)
         };
         assert_eq!(select(&part, Wishes::default(), &FACTS).unwrap().blocks, 2);
-        let crowded = Facts { resident: Blocks { broadcast: 16, reduce_scatter: 8 }, ..FACTS };
+        let crowded = Facts { resident: Blocks { broadcast: 16, reduce_scatter: 8, low_latency: 8 }, ..FACTS };
         let blocks = |max| select(&broadcast(2, 1 << 30), blocks_of(max), &crowded).unwrap().blocks;
         assert_eq!((blocks(None), blocks(Some(64))), (4, 16));
     }

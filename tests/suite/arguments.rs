@@ -418,7 +418,8 @@ fn plans() {
 
     let plan = |rank: usize, what: ReduceScatter| comm.plan_reduce_scatter(rank, 64, DType::F16, what);
     let sum = || ReduceScatter::new(ReduceOp::Sum);
-    assert_eq!(plan(3, sum().shape([8, 8]).axis(1).group_size(2)).expect("plan").algorithm, Algorithm::OneStage);
+    let chosen = plan(3, sum().shape([8, 8]).axis(1).group_size(2)).expect("plan").algorithm;
+    assert!([Algorithm::OneStage, Algorithm::LowLatency].contains(&chosen), "{chosen}");
     // Groups may differ: the rank says whose plan.
     let shapes = || sum().group_size(2).group_shapes([vec![64], vec![32]]);
     assert!(plan(1, shapes()).is_ok());

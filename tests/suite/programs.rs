@@ -403,7 +403,7 @@ impl World {
         let check = |outcome: Result<()>| {
             let error = outcome.expect_err("refused");
             let fits = match (&error, mistake) {
-                (Error::Unsupported { .. }, Mistake::NotBuilt | Mistake::Epilogue) => true,
+                (Error::Unsupported { .. }, Mistake::Epilogue) => true,
                 (Error::InvalidArgument { argument, .. }, mistake) => {
                     *argument
                         == match mistake {
@@ -414,7 +414,7 @@ impl World {
                             Mistake::Axis => "axis",
                             Mistake::Lengths => "lengths",
                             Mistake::Output => "output",
-                            Mistake::NotBuilt | Mistake::Epilogue => "",
+                            Mistake::Epilogue => "",
                         }
                 }
                 _ => false,

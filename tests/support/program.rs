@@ -68,7 +68,6 @@ pub(crate) enum Mistake {
     Axis,
     Lengths,
     Output,
-    NotBuilt,
     Epilogue,
 }
 
@@ -471,13 +470,12 @@ fn mistake(random: &mut Random, ranks: usize) -> Step {
         Mistake::Axis,
         Mistake::Lengths,
         Mistake::Output,
-        Mistake::NotBuilt,
         Mistake::Epilogue,
     ]);
     let mut call = Call::new(random, ranks);
     // A receiver's output is as long as the broadcast that it comes with.
-    let of_reduce_scatter = !matches!(mistake, Mistake::Root | Mistake::NotBuilt | Mistake::Blocks | Mistake::Limit);
-    let of_broadcast = matches!(mistake, Mistake::Root | Mistake::NotBuilt);
+    let of_reduce_scatter = !matches!(mistake, Mistake::Root | Mistake::Blocks | Mistake::Limit);
+    let of_broadcast = matches!(mistake, Mistake::Root);
     while call.in_place
         || (of_reduce_scatter && (call.is_fused() || matches!(call.what, What::Broadcast { .. })))
         || (of_broadcast && matches!(call.what, What::ReduceScatter { .. }))
@@ -487,7 +485,6 @@ fn mistake(random: &mut Random, ranks: usize) -> Step {
     let mut wrong = call.clone();
     match (mistake, &mut wrong.what) {
         (Mistake::Root, What::Broadcast { root, .. }) => *root = ranks + random.below(3),
-        (Mistake::NotBuilt, What::Broadcast { algorithm, .. }) => *algorithm = Algorithm::LowLatency,
         (Mistake::Blocks, _) => wrong.blocks = Some(random.pick([0, crossccl::MAX_BLOCKS + 1])),
         (Mistake::Group, What::ReduceScatter { group, .. }) => *group = random.pick([0, ranks + 1]),
         (Mistake::Axis, What::ReduceScatter { axis, shapes, .. }) => *axis = shapes[0].len(),

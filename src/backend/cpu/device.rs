@@ -39,7 +39,7 @@ impl CpuDevice {
         let blocks = (cores / ranks.max(1)).max(1) as u32;
         Properties {
             name: format!("virtual device {} of {cores} cores", self.ordinal),
-            preferred_blocks: Blocks { broadcast: blocks, reduce_scatter: blocks },
+            preferred_blocks: Blocks { broadcast: blocks, reduce_scatter: blocks, low_latency: blocks },
             tile: 16 << 10,
             packets: Packets::when_asked(16 << 10),
             threads: 1,

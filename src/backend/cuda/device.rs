@@ -139,7 +139,11 @@ impl CudaDevice {
         let among = |ranks: usize| (processors / ranks.max(1) as u32).clamp(1, most);
         Ok(Properties {
             name: self.inner.name.clone(),
-            preferred_blocks: Blocks { broadcast: among(sharing.saturating_sub(1)), reduce_scatter: among(sharing) },
+            preferred_blocks: Blocks {
+                broadcast: among(sharing.saturating_sub(1)),
+                reduce_scatter: among(sharing),
+                low_latency: among(sharing),
+            },
             tile: images::TILE,
             // Between two H200 experiments had packets ahead up to 256 KiB, by half at 16 KiB; these kernels were not
             // measured yet. In 4 KiB each thread has one access.

@@ -139,7 +139,7 @@ impl HipDevice {
         Ok(Properties {
             name,
             // As on NVIDIA's; nothing was measured.
-            preferred_blocks: Blocks { broadcast: each, reduce_scatter: each },
+            preferred_blocks: Blocks { broadcast: each, reduce_scatter: each, low_latency: each },
             tile: images::TILE,
             packets: Packets::when_asked(4 << 10),
             threads: images::THREADS,
