@@ -226,8 +226,9 @@ template <class T, class Op> CROSSCCL_DEVICE void reduce_scatter_low_latency(con
   }
   meet.announce();
 
-  // Peers whose packets a thread loads at a time: all, in the tuned range.
-  constexpr uint32_t batch = kTunedRanks;
+  // Peers whose packets a thread loads at a time: all, in the tuned range, but for bytes, whose accumulators take the
+  // registers.
+  constexpr uint32_t batch = sizeof(T) == 1 ? kTunedRanks / 2 : kTunedRanks;
   const Finisher<T, Op> to{a};
   const uint32_t run = run_of(a.rank), count = uint32_t(a.outer) * run, units = units_of(a.rank);
   const uint64_t piece = lanes * to.width();

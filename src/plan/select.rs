@@ -140,8 +140,8 @@ pub struct Packets {
 }
 
 impl Packets {
-    /// For devices on which nothing but being asked for it makes it the right one.
-    pub(crate) const fn when_asked(tile: u64) -> Self {
+    /// For devices on which nothing but being asked for it makes it the right one; `tile` is what a block takes at a time.
+    pub const fn when_asked(tile: u64) -> Self {
         Packets { capacity: u64::MAX, broadcast: 0, reduce_scatter: 0, tile }
     }
 
