@@ -338,7 +338,7 @@ mod tests {
     use crate::dtype::DType;
 
     const FACTS: Facts = Facts {
-        default_blocks: Blocks { broadcast: 4, reduce_scatter: 2, low_latency: 2 },
+        default_blocks: Blocks { broadcast: 4, reduce_scatter: 2, low_latency: 4 },
         resident: Blocks { broadcast: 64, reduce_scatter: 64, low_latency: 64 },
         max_blocks: 64,
         payload_half: 1 << 20,
