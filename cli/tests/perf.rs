@@ -252,7 +252,7 @@ mod cpu {
                 "reduce-scatter --algorithm two-stage",
                 "reduce_scatter: the algorithm two-stage is for broadcast; use auto, one-stage or low-latency",
             ),
-            ("broadcast --max-blocks 65", "broadcast: max_blocks: expected 1 to 64, got 65"),
+            ("broadcast --max-blocks 129", "broadcast: max_blocks: expected 1 to 128, got 129"),
             (
                 "reduce-scatter --axis -1",
                 "reduce_scatter: axis: expected an axis of the shape [256], counted from 0, got -1",
