@@ -51,6 +51,7 @@
 #include <vector>
 
 #define CROSSCCL_DEVICE static inline
+#define CROSSCCL_ROLLED
 #include "../../kernels-common/abi.h"
 
 using crossccl::Arguments;
