@@ -19,7 +19,7 @@ const LIBRARIES: [&str; 2] = ["libcuda.so", "libcuda.so.1"];
 const OLDEST: c_int = 12_000;
 
 /// Every function that is called through the bindings.
-const FUNCTIONS: [&str; 51] = [
+const FUNCTIONS: [&str; 50] = [
     "cuInit",
     "cuDriverGetVersion",
     "cuGetErrorName",
@@ -68,7 +68,6 @@ const FUNCTIONS: [&str; 51] = [
     "cuEventRecord",
     "cuEventQuery",
     "cuEventDestroy_v2",
-    "cuEventElapsedTime",
     "cuLaunchKernelEx",
     "cuPointerGetAttributes",
 ];
@@ -133,7 +132,8 @@ fn open() -> Result<Driver, Fault> {
     }
     // SAFETY: the type is that of the CUDA driver API.
     let elapsed = unsafe { library.get::<ElapsedTime>(b"cuEventElapsedTime") };
-    let elapsed = *elapsed.map_err(|e| Fault::new("dlsym", 0, e.to_string()))?;
+    let elapsed =
+        *elapsed.map_err(|e| Fault::new("dlsym", 0, format!("{e}; install a driver of CUDA 12.0 or later")))?;
     // SAFETY: as above.
     let func_load = unsafe { library.get::<FuncLoad>(b"cuFuncLoad") }.ok().map(|f| *f);
     // Never unloaded: the driver does not survive that.
