@@ -18,7 +18,7 @@ constexpr uint32_t kMaxRanks = 64;
 constexpr uint32_t kMaxBlocks = 128;
 // A peer that I depend on waits for my credit, so it is never two launches ahead: two slots.
 constexpr uint32_t kRecordSlots = 2;
-// NVIDIA and AMD move 128-byte lines; on the CPU it is two 64-byte lines (adjacent-line prefetch).
+// GPUs move 128-byte lines; on the CPU it is two 64-byte lines (adjacent-line prefetch).
 constexpr uint32_t kLine = 128;
 // Starts of chunks and slots inside a buffer are multiples of one vector.
 constexpr uint32_t kVector = 16;
@@ -111,8 +111,8 @@ struct alignas(kLine) Control {
   Observed observed[kMaxRanks];  // the peers' records at the time of the failure
 };
 
-// Arguments of every kernel. Passed by value on a GPU (well under the 4 KiB limit of CUDA's
-// kernel parameters), by pointer on the CPU.
+// Arguments of every kernel. Passed by value on a GPU (well under the 4 KiB that
+// kernel parameters may have), by pointer on the CPU.
 struct Arguments {
   // who
   uint64_t signal[kMaxRanks];  // signal buffers of the domain, by rank of the domain
@@ -210,6 +210,6 @@ static_assert(sizeof(Failure) == 128, "host mirror: src/abi.rs");
 static_assert(sizeof(Observed) == 32, "host mirror: src/abi.rs");
 static_assert(sizeof(Control) == 384 + 64 * 32, "host mirror: src/abi.rs");
 static_assert(sizeof(Arguments) % 8 == 0, "no tail padding between targets");
-static_assert(sizeof(Arguments) <= 4096, "CUDA kernel parameters");
+static_assert(sizeof(Arguments) <= 4096, "kernel parameters of a GPU");
 
 }  // namespace crossccl

@@ -1113,11 +1113,19 @@ mod tests {
             }
         }
         let ranks = comm.into_ranks();
+        // Words here look 2^31 launches old, which none is: those that are stamped anew each 2^30th time have as long again
+        // for it. So all ranks are through with that launch before the next, where a receiver looks for a sender that it
+        // had not to wait for (without this, the test took such words for data one time in three).
+        let stamped = std::sync::Barrier::new(3);
+        let stamped = &stamped;
         std::thread::scope(|scope| {
             for rank in ranks {
                 scope.spawn(move || {
                     let me = rank.rank().index();
                     for (call, count) in [2, 2, 16_000, 16_000, 16_000].into_iter().enumerate() {
+                        if call == 2 {
+                            stamped.wait();
+                        }
                         // The receivers look for their packets long before they come.
                         if call > 1 && me == call % 3 {
                             std::thread::sleep(Duration::from_millis(20));

@@ -100,8 +100,8 @@ impl<B: Backend> Builder<B> {
         self
     }
 
-    /// Offers the direct two-stage broadcast where ordinary memory is not coherent between devices while kernels run
-    /// (AMD's): the communicator makes its buffers of coherent memory instead, which is slower for all else. Outputs
+    /// Offers the direct two-stage broadcast where ordinary memory is not coherent between devices while kernels run:
+    /// the communicator makes its buffers of coherent memory instead, which is slower for all else. Outputs
     /// of that broadcast that come from elsewhere must be by [`Buffer::coherent`], which is checked, or, as addresses,
     /// be such memory (fine-grained or uncached), which cannot be: else a rank may read what was there before.
     /// Default: false. Changes nothing where ordinary memory is coherent.

@@ -75,7 +75,7 @@ impl FromStr for Algorithm {
 }
 
 /// How far a rank's launch may overlap with its neighbours in the stream, where devices can start a launch before the
-/// one before it is over (CUDA from compute capability 9.0 on: programmatic dependent launch). Elsewhere a hint that
+/// one before it is over (programmatic dependent launch; each backend's documentation says which can). Elsewhere a hint that
 /// the [`Plan`] records, without effect.
 ///
 /// A launch waits for the one before it, whatever is said here, before it reads or tells anything. What comes behind it

@@ -137,6 +137,9 @@ impl CudaDevice {
         let most = if sharing > 1 { MAX_BLOCKS } else { PREFERRED_BLOCKS };
         let processors = self.processors()?;
         let among = |ranks: usize| (processors / ranks.max(1) as u32).clamp(1, most);
+        // The largest size measured at which packets were ahead of the pull (benches/record/2026-11-29-h200.md): all that a
+        // slot takes between two devices, less among ranks that share one. In 4 KiB each thread has one access.
+        let packets = if sharing > 1 { 16 << 10 } else { 64 << 10 };
         Ok(Properties {
             name: self.inner.name.clone(),
             preferred_blocks: Blocks {
@@ -145,9 +148,7 @@ impl CudaDevice {
                 low_latency: among(sharing),
             },
             tile: images::TILE,
-            // Between two H200 experiments had packets ahead up to 256 KiB, by half at 16 KiB; these kernels were not
-            // measured yet. In 4 KiB each thread has one access.
-            packets: Packets { capacity: u64::MAX, broadcast: 32 << 10, reduce_scatter: 64 << 10, tile: 4 << 10 },
+            packets: Packets { capacity: u64::MAX, broadcast: packets, reduce_scatter: packets, tile: 4 << 10 },
             threads: images::THREADS,
             coherent: true,
             emulated: false,

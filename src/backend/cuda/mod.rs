@@ -1,5 +1,8 @@
 //! NVIDIA devices, through the CUDA driver API, loaded at run time: no toolkit is needed where this runs, and
 //! a machine without a driver gets an error that says what was looked for.
+//!
+//! Launches can overlap ([`Overlap`](crate::Overlap)) from compute capability 9.0 on, where the code that the driver took
+//! was made for it.
 
 mod device;
 mod driver;
