@@ -123,6 +123,8 @@ pub(crate) struct Machine {
     blocks: Slab<Block>,
     runners: Slab<Runner>,
     stalled: BinaryHeap<Reverse<(u64, usize)>>,
+    /// Waves that have ended, or wait at a barrier, with operations outstanding. (Those of the second kind were forgotten
+    /// once: a flag that was set before a barrier was never seen, since only waves that ran got on with theirs.)
     draining: Vec<usize>,
     /// Boxes to be used again.
     #[allow(clippy::vec_box)]
@@ -405,6 +407,9 @@ impl Machine {
                 self.devices[device].sleeping.push(runner);
             }
             Stop::Barrier => {
+                if !self.runners[runner].wave.is_drained() && !self.draining.contains(&runner) {
+                    self.draining.push(runner);
+                }
                 self.blocks[block].arrived += 1;
                 self.release(block);
             }
@@ -413,6 +418,7 @@ impl Machine {
                 let b = &mut self.blocks[block];
                 b.alive -= 1;
                 b.waves.retain(|w| *w != runner);
+                self.draining.retain(|w| *w != runner);
                 if drained {
                     self.runners.remove(runner);
                 } else {
@@ -437,7 +443,7 @@ impl Machine {
         waves.into_iter().for_each(|w| self.make_ready(w));
     }
 
-    /// An operation of a wave that has ended takes effect.
+    /// An operation of a wave that has ended, or waits at a barrier, takes effect.
     fn drain(&mut self, map: &Map) {
         let which = self.random.below(self.draining.len() as u64) as usize;
         let runner = self.draining[which];
@@ -447,6 +453,9 @@ impl Machine {
         if self.runners[runner].wave.is_drained() {
             self.draining.swap_remove(which);
             let block = self.runners[runner].block;
+            if self.blocks[block].waves.contains(&runner) {
+                return;
+            }
             self.runners.remove(runner);
             self.blocks[block].draining -= 1;
             self.end(block);

@@ -104,6 +104,12 @@ fn one_wave_may_release_for_waves_that_are_drained() {
     assert_eq!(failures(&["DRAIN"], 1, 100), 0);
 }
 
+/// The flags of a wave that waits at the barrier are seen, though nothing asks it to wait for them.
+#[test]
+fn another_wave_may_poll() {
+    assert_eq!(failures(&["LAST_WAVE_POLLS"], 3, 100), 0);
+}
+
 /// The compiler's release store, which does not wait for the write-back if nothing else is outstanding.
 #[test]
 fn a_release_as_compiled_fails() {

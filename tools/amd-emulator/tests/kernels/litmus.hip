@@ -48,11 +48,16 @@ extern "C" __attribute__((global)) __attribute__((amdgpu_flat_work_group_size(1,
       asm volatile("s_waitcnt vmcnt(0)" ::: "memory");
       __hip_atomic_store(a.flags[thread] + a.rank, round, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
 #endif
-#ifndef NO_WAIT
+#if !defined(NO_WAIT) && !defined(LAST_WAVE_POLLS)
       while (__hip_atomic_load(a.flags[a.rank] + thread, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM) < round)
         __builtin_amdgcn_s_sleep(1);
 #endif
     }
+#ifdef LAST_WAVE_POLLS
+    if (255 - thread < a.ranks)
+      while (__hip_atomic_load(a.flags[a.rank] + 255 - thread, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM) < round)
+        __builtin_amdgcn_s_sleep(1);
+#endif
     barrier();
 #ifndef NO_ACQUIRE
     FENCE(__ATOMIC_ACQUIRE, SCOPE);
