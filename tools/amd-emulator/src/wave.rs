@@ -107,8 +107,17 @@ impl Access {
             (What::WriteBack, _) => false,
             (What::Load, What::WriteBack) => false,
             (_, What::WriteBack) => true,
-            _ => self.overlaps(newer),
+            _ => self.overlaps(newer) || self.shares_registers(newer),
         }
+    }
+
+    /// Loads of a wave return in order, of which compilers make use: one whose value nobody needs may be followed by
+    /// another into the same registers, without a wait between them. (Such a pair, the other way round, once made a
+    /// broadcast's mismatch tell of launches that never were.)
+    fn shares_registers(&self, other: &Access) -> bool {
+        let registers =
+            |a: &Access| a.target.map(|v| (usize::from(v), usize::from(v) + usize::from(a.width).div_ceil(4)));
+        matches!((registers(self), registers(other)), (Some(a), Some(b)) if a.0 < b.1 && b.0 < a.1)
     }
 
     fn overlaps(&self, other: &Access) -> bool {

@@ -71,6 +71,18 @@ fn streams_run_beside_each_other_and_each_in_order() {
 }
 
 #[test]
+fn loads_into_the_same_registers_stay_in_order() {
+    let _turn = turn();
+    let object = compile("runtime", &[]);
+    let (stream, words, out) = (stream(0), uncached(0, 16), uncached(0, 100 * 8));
+    write(words, &[1u64, 2]);
+    let arguments = Arguments { word: words as u64, other: out as u64, value: 100 };
+    assert_eq!(launch(function(0, &object, "last_of_two_loads"), 1, 64, stream, &arguments), 0);
+    ok!(hipStreamSynchronize(stream));
+    assert_eq!(read::<u64>(out, 100), [2; 100]);
+}
+
+#[test]
 fn a_graph_runs_as_often_as_it_is_launched() {
     let _turn = turn();
     let object = compile("runtime", &[]);

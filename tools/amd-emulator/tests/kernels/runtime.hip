@@ -42,3 +42,13 @@ KERNEL pass_time(Arguments a) {
   asm volatile("s_ttracedata");
 #endif
 }
+
+// The first load's value is not needed, and nothing is waited for between them.
+KERNEL last_of_two_loads(Arguments a) {
+  for (u64 k = 0; k < a.value; ++k) {
+    u64 x;
+    asm volatile("global_load_dwordx2 %0, %1, off\n global_load_dwordx2 %0, %1, off offset:8\n s_waitcnt vmcnt(0)"
+                 : "=&v"(x) : "v"((word*)a.word) : "memory");
+    STORE(a.other + k, x);
+  }
+}
