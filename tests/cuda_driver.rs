@@ -371,6 +371,25 @@ fn a_driver_that_is_too_old_is_an_error() {
     alone(&[("STANDIN_VERSION", "11080")], old);
 }
 
+/// Case A2. One rank meets nobody.
+#[test]
+fn a2_launches_that_wait_for_their_kernels_are_refused() {
+    let body = || {
+        let variable = env::var(STEP).expect("a step");
+        if variable.is_empty() {
+            return works(&build(2).expect("communicator"));
+        }
+        let Err(Error::Unsupported { operation: "communicator", what }) = build(2).map(drop) else { panic!("built") };
+        let why = "each launch would wait for its kernel, and that for the other ranks'; unset it";
+        assert_eq!(what, format!("{variable}=3: {why}"));
+        works(&build(1).expect("one rank"));
+    };
+    for variable in ["CUDA_LAUNCH_BLOCKING"] {
+        alone(&[(variable, "3"), (STEP, variable)], body);
+        alone(&[(variable, "0"), (STEP, "")], body);
+    }
+}
+
 #[test]
 fn a_machine_without_a_device_is_an_error() {
     let none = || {

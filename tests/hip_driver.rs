@@ -321,6 +321,40 @@ fn a_runtime_that_is_too_old_is_an_error() {
     });
 }
 
+/// Case H7.
+#[test]
+fn h7_a_runtime_that_is_known_to_be_wrong() {
+    let body = || {
+        let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(std::io::stdout).finish();
+        tracing::subscriber::with_default(subscriber, || drop(build(2).expect("communicator")));
+    };
+    let warnings = |version| {
+        let text = alone(&[("STANDIN_HIP_VERSION", version)], body);
+        text.lines().filter(|line| line.contains("WARN") && line.contains("before ROCm 7.2.1")).count()
+    };
+    // ROCm 7.2.0 and 7.2.1.
+    assert_eq!((warnings("70226015"), warnings("70253211")), (1, 0));
+}
+
+/// Case A2. One rank meets nobody.
+#[test]
+fn a2_launches_that_wait_for_their_kernels_are_refused() {
+    let body = || {
+        let variable = env::var(STEP).expect("a step");
+        if variable.is_empty() {
+            return works(&build(2).expect("communicator"));
+        }
+        let Err(Error::Unsupported { operation: "communicator", what }) = build(2).map(drop) else { panic!("built") };
+        let why = "each launch would wait for its kernel, and that for the other ranks'; unset it";
+        assert_eq!(what, format!("{variable}=3: {why}"));
+        works(&build(1).expect("one rank"));
+    };
+    for variable in ["HIP_LAUNCH_BLOCKING", "AMD_SERIALIZE_KERNEL"] {
+        alone(&[(variable, "3"), (STEP, variable)], body);
+        alone(&[(variable, "0"), (STEP, "")], body);
+    }
+}
+
 #[test]
 fn a_machine_without_a_device_is_an_error() {
     alone(&[("STANDIN_DEVICES", "0")], || {

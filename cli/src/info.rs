@@ -62,6 +62,11 @@ fn describe<B: Backend>(kind: BackendKind, ranks: usize) -> String {
             let name = B::open(ordinal).and_then(|device| B::properties(&device, count, 1)).map(emulated);
             text += &format!("  device {ordinal}: {}\n", name.unwrap_or_else(|fault| fault.name));
         }
+        // One driver for all.
+        let properties = B::open(0).and_then(|device| B::properties(&device, count, 1));
+        for fault in properties.map_or_else(|_| Vec::new(), |p| p.known_faults) {
+            text += &format!("  known to be wrong with this driver: {fault}\n");
+        }
         count.min(MAX_RANKS)
     };
     text += &format!("  peer access (devices 0 to {}; the row's device reaches the column's memory):\n", shown - 1);

@@ -128,6 +128,15 @@ pub struct Properties {
     pub cache: u64,
     /// Whether its driver says that software plays the device: what runs on it proves nothing of hardware.
     pub emulated: bool,
+    /// What is known to be wrong with the driver's version, and what to do about it. Building a communicator warns of it.
+    pub known_faults: Vec<&'static str>,
+}
+
+/// The first of some variables that is set to something other than 0, with its value.
+#[cfg(any(feature = "cuda", feature = "rocm"))]
+fn switched_on(variables: &[&str]) -> Option<String> {
+    let value = |name| std::env::var(name).ok().filter(|v: &String| !v.is_empty() && v != "0");
+    variables.iter().find_map(|name| Some(format!("{name}={}", value(*name)?)))
 }
 
 /// What joins two devices, as far as the driver tells.
@@ -289,6 +298,11 @@ pub unsafe trait Backend: Sized + fmt::Debug + Send + Sync + 'static {
     /// The driver's answer.
     fn serialized(one: &Self::Stream, other: &Self::Stream) -> Result<bool, Fault> {
         Ok(one == other)
+    }
+    /// The variable of the process's environment, with its value, for which each launch waits until its kernel is done:
+    /// ranks that one thread drives would never meet.
+    fn blocking_launches() -> Option<String> {
+        None
     }
     /// The device of a stream.
     fn device_of(stream: &Self::Stream) -> Self::Device;

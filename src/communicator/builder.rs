@@ -1,7 +1,8 @@
 //! Setting up a communicator: devices, peer access, signal buffers, kernels, the peer self-test.
 
 use std::{
-    marker::PhantomData, sync::Arc, sync::atomic::AtomicBool, sync::atomic::AtomicU64, time::Duration, time::Instant,
+    collections::BTreeSet, marker::PhantomData, sync::Arc, sync::atomic::AtomicBool, sync::atomic::AtomicU64,
+    time::Duration, time::Instant,
 };
 
 use super::{Communicator, RankShared, RankState, Shared};
@@ -123,11 +124,19 @@ impl<B: Backend> Builder<B> {
     /// [`Error::InvalidArgument`] for options out of range; [`Error::NoDevice`] without devices;
     /// [`Error::PeerAccess`] or [`Error::PeerSelfTest`] for pairs that cannot reach each other;
     /// [`Error::SignalMemoryNotCoherent`] where signals would not be seen;
-    /// [`Error::Driver`] for what the driver refused. Nothing stays behind.
+    /// [`Error::Unsupported`] where the environment makes launches wait for their kernels (`CUDA_LAUNCH_BLOCKING`, and
+    /// `HIP_LAUNCH_BLOCKING` or `AMD_SERIALIZE_KERNEL` with HIP); [`Error::Driver`] for what the driver refused. Nothing stays behind.
     pub fn build(self) -> Result<Communicator<B>> {
         self.check()?;
         let devices = self.open()?;
         let ranks = devices.len();
+        if ranks > 1
+            && let Some(variable) = B::blocking_launches()
+        {
+            let what =
+                format!("{variable}: each launch would wait for its kernel, and that for the other ranks'; unset it");
+            return Err(Error::Unsupported { operation: OPERATION, what });
+        }
         connect::<B>(&devices)?;
         let layout = SignalLayout::new(ranks, self.max_blocks);
         let payload_half = self.payload_bytes as u64 / 2 / VECTOR * VECTOR;
@@ -139,6 +148,7 @@ impl<B: Backend> Builder<B> {
         let capacity = low_latency_bytes(ranks) as u64;
         let mut packets = Packets { capacity, broadcast: u64::MAX, reduce_scatter: u64::MAX, tile: u64::MAX };
         let (mut default_blocks, mut resident, mut tile, mut coherent) = (Blocks::MOST, Blocks::MOST, 0, true);
+        let mut known_faults = BTreeSet::new();
         for (rank, device) in devices.iter().enumerate() {
             let error = |f| driver_error::<B>(device, rank, f);
             let sharing = devices.iter().filter(|d| *d == device).count() as u32;
@@ -152,6 +162,7 @@ impl<B: Backend> Builder<B> {
             tile = properties.tile;
             packets = packets.min(properties.packets);
             coherent &= properties.coherent;
+            known_faults.extend(properties.known_faults);
             let stream = match self.streams.get(rank) {
                 Some(stream) => stream.clone(),
                 None => B::create_stream(device).map_err(error)?,
@@ -217,6 +228,9 @@ impl<B: Backend> Builder<B> {
             arrived: Default::default(),
         };
         self_test(&shared)?;
+        for fault in known_faults {
+            tracing::warn!(target: "crossccl", backend = B::NAME, "known to be wrong with this driver: {fault}");
+        }
         tracing::debug!(target: "crossccl", backend = B::NAME, ranks, facts = ?shared.facts, "communicator");
         Ok(Communicator { shared: Arc::new(shared) })
     }

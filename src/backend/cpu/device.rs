@@ -45,6 +45,7 @@ impl CpuDevice {
             threads: 1,
             coherent: true,
             emulated: false,
+            known_faults: Vec::new(),
             ticks_per_second: 1_000_000_000,
             cache: cache(),
         }

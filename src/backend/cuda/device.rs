@@ -152,6 +152,7 @@ impl CudaDevice {
             threads: images::THREADS,
             coherent: true,
             emulated: false,
+            known_faults: Vec::new(),
             // The kernels read the nanoseconds that the whole device shares.
             ticks_per_second: 1_000_000_000,
             cache: self.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?.max(0) as u64,

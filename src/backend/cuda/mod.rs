@@ -18,7 +18,7 @@ pub use device::{CudaDevice, CudaFunction};
 pub use graph::CudaGraph;
 pub use stream::{CudaEvent, CudaStream};
 
-use super::{Backend, Fault, Link, MemoryKind, Properties, Unfit};
+use super::{Backend, Fault, Link, MemoryKind, Properties, Unfit, switched_on};
 use crate::{abi::Arguments, plan::Kernel};
 
 /// The CUDA backend.
@@ -103,6 +103,10 @@ unsafe impl Backend for Cuda {
 
     fn serialized(one: &CudaStream, other: &CudaStream) -> Result<bool, Fault> {
         Ok(one == other || one.is_legacy_beside(other)? || other.is_legacy_beside(one)?)
+    }
+
+    fn blocking_launches() -> Option<String> {
+        switched_on(&["CUDA_LAUNCH_BLOCKING"])
     }
 
     fn device_of(stream: &CudaStream) -> CudaDevice {

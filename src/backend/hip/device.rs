@@ -148,6 +148,7 @@ impl HipDevice {
             ticks_per_second: rate.unwrap_or(CLOCK_RATE) as u64 * 1000,
             cache: cache.max(0) as u64,
             emulated: driver::driver()?.emulated,
+            known_faults: driver::known_faults(driver::driver()?.version),
         })
     }
 

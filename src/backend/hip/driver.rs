@@ -17,6 +17,21 @@ use super::{
 /// HIP 5.2. As `hipRuntimeGetVersion` tells it: 10_000_000 * major + 100_000 * minor + patch.
 const OLDEST: c_int = 50_200_000;
 
+/// What is wrong with runtimes before some version, for users of this crate.
+const KNOWN_FAULTS: [(c_int, &str); 1] = [
+    // ROCm 7.2.1; AMD's rocm-systems#3195, pytorch#177309.
+    (
+        70_253_211,
+        "before ROCm 7.2.1, asking for an event (which waiting for a collective does) breaks off what another thread \
+         captures, whatever the capture's mode; update it, or let no thread wait while another captures",
+    ),
+];
+
+/// Of the runtime's version.
+pub(super) fn known_faults(version: c_int) -> Vec<&'static str> {
+    KNOWN_FAULTS.iter().filter(|(mended, _)| version < *mended).map(|(_, text)| *text).collect()
+}
+
 /// What an emulator exports and no runtime of real devices does.
 pub(super) const EMULATOR: &str = "crossccl_emulator_version";
 

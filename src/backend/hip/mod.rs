@@ -22,7 +22,7 @@ pub use device::{HipDevice, HipFunction};
 pub use graph::HipGraph;
 pub use stream::{HipEvent, HipStream};
 
-use super::{Backend, Fault, Link, MemoryKind, Properties, Unfit};
+use super::{Backend, Fault, Link, MemoryKind, Properties, Unfit, switched_on};
 use crate::{abi::Arguments, plan::Kernel};
 
 /// The HIP backend.
@@ -106,6 +106,10 @@ unsafe impl Backend for Hip {
 
     fn serialized(one: &HipStream, other: &HipStream) -> Result<bool, Fault> {
         Ok(one == other || one.is_legacy_beside(other)? || other.is_legacy_beside(one)?)
+    }
+
+    fn blocking_launches() -> Option<String> {
+        switched_on(&["HIP_LAUNCH_BLOCKING", "AMD_SERIALIZE_KERNEL"])
     }
 
     fn device_of(stream: &HipStream) -> HipDevice {
