@@ -4,7 +4,7 @@ use crossccl::{Algorithm, Backend, Broadcast, Communicator, DType, Overlap, RawR
 use rstest::rstest;
 
 use super::B;
-use crate::support::{Random, communicator, oracle};
+use crate::support::{Random, as_often, communicator, oracle};
 
 const COUNT: usize = 5000;
 
@@ -87,7 +87,7 @@ fn run(comm: &Communicator<B>, seed: u64, rounds: usize, overlaps: &[Overlap]) {
 fn sixty_four_queued_before_a_check(#[values(2, 3, 4, 8)] ranks: usize) {
     needs_device!(ranks);
     let comm = communicator::<B>(ranks);
-    let rounds = if B::NAME == "cpu" { 3 } else { 30 };
+    let rounds = as_often::<B>(3, 30);
     for seed in 0..2 {
         run(&comm, seed, rounds, &[Overlap::Off]);
     }
@@ -107,9 +107,9 @@ fn e10_launches_that_overlap(
     // down and has no effect.
     let apart = B::device_count().expect("devices") >= ranks;
     assert_eq!(plan.overlap, if apart { overlap } else { Overlap::Off });
-    run(&comm, 1, if B::NAME == "cpu" { 2 } else { 160 }, &[overlap]);
+    run(&comm, 1, as_often::<B>(2, 160), &[overlap]);
     let all = [Overlap::Off, Overlap::AtEnd, Overlap::AtBeginning, Overlap::AtEndWithoutWait];
-    run(&comm, 2, if B::NAME == "cpu" { 2 } else { 30 }, &all);
+    run(&comm, 2, as_often::<B>(2, 30), &all);
 }
 
 /// Case E2: 8 MiB of f16 over two ranks, 64 collectives with changing values queued before all are looked at.
@@ -117,7 +117,7 @@ fn e10_launches_that_overlap(
 fn e2_values_that_change_while_calls_are_queued() {
     needs_device!(2);
     const ELEMENTS: usize = 4 << 20;
-    let rounds = if B::NAME == "cpu" { 8 } else { 64 };
+    let rounds = as_often::<B>(8, 64);
     let comm = communicator::<B>(2);
     let streams: Vec<_> = (0..2).map(|r| comm.stream(r).expect("a rank").clone()).collect();
     let values: Vec<Vec<_>> =

@@ -52,6 +52,11 @@ pub(crate) fn is_emulated<B: Backend>() -> bool {
     B::open(0).and_then(|device| B::properties(&device, 1, 1)).is_ok_and(|properties| properties.emulated)
 }
 
+/// How often something is done where software plays the devices, or else.
+pub(crate) fn as_often<B: Backend>(by_software: usize, by_hardware: usize) -> usize {
+    if B::NAME == "cpu" || is_emulated::<B>() { by_software } else { by_hardware }
+}
+
 /// Whether a test of `ranks` ranks can run on this machine, and its turn: on backends with real devices, tests take
 /// turns. A test that cannot is told of in one line (SKIPPED), and so is one on devices that are no hardware (EMULATED);
 /// `scripts/gpu-tests` and `scripts/count-tests` count both. With `CROSSCCL_REQUIRE=cuda:8` (a backend, and how many
