@@ -49,7 +49,7 @@ struct Packets : Rendezvous {
     const auto whom = [=](uint32_t p) { return everybody || to(p); };
     bool bad = false, late = a.strict != 0;
     CROSSCCL_ROLLED for (uint32_t r = b.thread; r < a.world; r += b.threads)
-      if (load_relaxed(own.poison(r)) != kNone && !planted(kNoPoisonLook)) bad = true;
+      if (!kUnchecked && load_relaxed(own.poison(r)) != kNone && !planted(kNoPoisonLook)) bad = true;
     CROSSCCL_ROLLED for (uint32_t p = b.thread; p < a.ranks; p += b.threads)
       if (p != a.rank && whom(p) && !is_read(p) && !planted(kNoAckWait)) late = true;
     if (!b.any(bad || late)) return;
@@ -179,13 +179,13 @@ struct Packets : Rendezvous {
   template <class Who> CROSSCCL_METHOD Lost watch_headers(Who from) const {
     return watch(from, kForHeader, [&](uint32_t p, bool slow) {
       // Before the header: one that has gone on without a header for me, which would be there, called something else.
-      const bool elsewhere = slow && (load_acquire(&own.record(a.domain, p, epoch)->stamp) > epoch ||
+      const bool elsewhere = !kUnchecked && slow && (load_acquire(&own.record(a.domain, p, epoch)->stamp) > epoch ||
                                       look_at_record(p) == Arrival::kDiffers);
       uint64_t w[kHeaderUnits][2], flags = 0, differs = 0;
       CROSSCCL_UNROLL for (uint32_t k = 0; k < kHeaderUnits; ++k) load_packets(w[k], slot_of(p) + 2 * k);
       CROSSCCL_UNROLL for (uint32_t k = 0; k < kHeaderUnits; ++k) {
         flags |= (w[k][0] ^ packet_flag(number)) | (w[k][1] ^ packet_flag(number));
-        if (!planted(kNoCompare) && !(planted(kHashAlone) && k > 0)) differs |= data_of(w[k]) ^ header(k);
+        if (!kUnchecked && !planted(kNoCompare) && !(planted(kHashAlone) && k > 0)) differs |= data_of(w[k]) ^ header(k);
       }
       if (flags >> 32 != 0) return elsewhere ? Look::kFailed : Look::kNotYet;
       return differs == 0 ? Look::kThere : Look::kFailed;
