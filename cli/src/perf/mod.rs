@@ -12,6 +12,7 @@ mod output;
 mod plot;
 mod report;
 mod timing;
+pub(crate) mod tune;
 mod values;
 
 use std::{io::Write as _, path::PathBuf, str::FromStr, time::Duration};
@@ -165,7 +166,7 @@ pub(crate) struct CommonArguments {
     json: Option<PathBuf>,
     /// Measure nothing: print for each size what would be done, why (a tuning row, or what the cost model says that it
     /// takes, in microseconds), and what else there is, the runner-up first
-    #[arg(long, conflicts_with_all = ["json", "plot"])]
+    #[arg(long, conflicts_with = "json")]
     explain: bool,
 }
 
@@ -341,6 +342,9 @@ pub(crate) fn run(arguments: &PerfArguments) -> Result<(), CliError> {
             json.display(),
             plot.display()
         )));
+    }
+    if arguments.plot.is_some() && arguments.command.as_ref().is_some_and(|command| command.common().explain) {
+        return Err(CliError::Usage("perf: --explain measures nothing to draw; leave out --plot".into()));
     }
     let plot = arguments.plot.as_deref().map(Plot::create).transpose()?;
     let documents = commands.map(|command| run_one(command, plot.is_some())).collect::<Result<Vec<_>, _>>()?;
