@@ -32,8 +32,8 @@ CROSSCCL_DEVICE void broadcast_one_stage(const Block& b, const Arguments& a) {
 //   every rank: records of all
 //   each round, a segment cut into one chunk a rank:
 //     1. non-root r pulls chunk r from the root into its payload half and its output, flags "staged"
-//     2. it gathers the other chunks: the root's from the root's input, p's from p's payload
-//        after p's flag
+//     2. after the flags of all it gathers the other chunks: the root's from the root's input, p's from
+//        p's payload; tile by tile from each in turn, so that all links work at the same time
 //   end: every rank credits those that it read from, and waits for the credits of those that read
 //        from it (payload, root's input)
 //
@@ -57,20 +57,19 @@ CROSSCCL_DEVICE void broadcast_two_stage_staged(const Block& b, const Arguments&
       if (meet.ok && out != nullptr && out != in) copy(b, out + at, in + at, bytes);
       continue;
     }
+    const Chunks chunks(bytes, n);
     if (meet.ok) {
-      Span c = chunk(bytes, n, me);
+      const Span c = chunks.of(me);
       copy_to_both(b, meet.own.payload() + half, out + at + c.begin, in + at + c.begin, c.end - c.begin);
     }
     meet.signal(kStaged, round, other_readers);
-    for (uint32_t k = 1; k < n; ++k) {
-      const uint32_t p = (me + k) % n;
-      const auto only = [=](uint32_t q) { return q == p; };
-      if (p != root) meet.await(kStaged, round, only);
-      if (!meet.ok) continue;
-      Span c = chunk(bytes, n, p);
-      const uint8_t* from = p == root ? in + at + c.begin : meet.peer(p).payload() + half;
-      copy(b, out + at + c.begin, from, c.end - c.begin);
-    }
+    meet.await(kStaged, round, other_readers);
+    if (!meet.ok) continue;
+    copy_in_turn(b, n - 1, chunks.longest(), [&](uint32_t k) {
+      const uint32_t p = (me + 1 + k) % n;
+      const Span c = chunks.of(p);
+      return Move{out + at + c.begin, p == root ? in + at + c.begin : meet.peer(p).payload() + half, c.end - c.begin};
+    });
   }
   if (!is_root) meet.signal(kDone, a.rounds - 1, [](uint32_t) { return true; });
   meet.await(kDone, a.rounds - 1, other_readers);
@@ -83,9 +82,13 @@ CROSSCCL_DEVICE void broadcast_two_stage_staged(const Block& b, const Arguments&
 //   every rank: records of all
 //   each slice:
 //     1. non-root r pulls its chunk from the root into its output, flags "staged"
-//     2. it gathers the other chunks from the other non-roots' outputs, after their flags; one slice
+//     2. after their flags it gathers the other chunks from the other non-roots' outputs; one slice
 //        behind, so that gathering a slice overlaps pulling the next
 //   end: as staged
+//
+// A step takes tiles from all its sources in turn: the root (slice i) and the other non-roots (slice i - 1). One source
+// after the other, all blocks would pull and then gather: the root's link and the others' would work in turn instead of
+// together, and the links of a mesh one at a time (tests/simulator).
 //
 // What a rank reads in stage 2, its owner wrote in the same launch, block by block (I3): targets whose
 // ordinary memory is not coherent between devices while kernels run must use the staged form.
@@ -97,12 +100,11 @@ CROSSCCL_DEVICE void broadcast_two_stage_direct(const Block& b, const Arguments&
   const uint32_t me = a.rank, n = a.ranks, root = a.root;
   const bool is_root = me == root;
   const auto other_readers = [=](uint32_t p) { return p != root; };
-  // Rank p has chunk chunk_of(p) of each slice.
-  const auto chunk_of = [=](uint32_t p) { return (p + n - root - 1) % n; };
-  const auto slice = [&](uint32_t round, uint32_t p) {
-    const uint64_t at = round * a.segment, left = a.bytes - at, bytes = left < a.segment ? left : a.segment;
-    const Span c = chunk(bytes, n - 1, chunk_of(p));
-    return Span{at + c.begin, at + c.end};
+  // The k-th rank behind the root has chunk k of each slice.
+  const uint32_t mine = (me + n - root - 1) % n;
+  const auto slice = [&](uint32_t round) {
+    const uint64_t left = a.bytes - round * a.segment;
+    return Chunks(left < a.segment ? left : a.segment, n - 1);
   };
   meet.start();
   meet.expect_all(!is_root);
@@ -110,23 +112,24 @@ CROSSCCL_DEVICE void broadcast_two_stage_direct(const Block& b, const Arguments&
   if (is_root) {
     if (meet.ok && out != nullptr && out != in) copy(b, out, in, a.bytes);
   } else {
+    Chunks behind(0, 1);
     for (uint32_t round = 0; round <= a.rounds; ++round) {
-      if (round < a.rounds) {
-        if (meet.ok) {
-          const Span c = slice(round, me);
-          copy(b, out + c.begin, in + c.begin, c.end - c.begin);
-        }
-        meet.signal(kStaged, round, other_readers);
+      const bool pulls = round < a.rounds, gathers = round > 0;
+      if (gathers) meet.await(kStaged, round - 1, other_readers);
+      const Chunks ahead = pulls ? slice(round) : Chunks(0, 1);
+      if (meet.ok) {
+        // Only those that have something: a turn that is left out would double the next one's load.
+        const uint32_t first = pulls ? 0 : 1, sources = gathers ? n - 1 - first : 1;
+        copy_in_turn(b, sources, gathers ? behind.longest() : ahead.longest(), [&](uint32_t k) {
+          const uint32_t index = (mine + first + k) % (n - 1);
+          const bool own = first + k == 0;
+          const Span c = own ? ahead.of(index) : behind.of(index);
+          const uint64_t at = (own ? round : round - 1) * a.segment + c.begin;
+          return Move{out + at, (own ? in : meet.output_of((root + 1 + index) % n)) + at, c.end - c.begin};
+        });
       }
-      if (round == 0) continue;
-      for (uint32_t k = 1; k < n; ++k) {
-        const uint32_t p = (me + k) % n;
-        if (p == root) continue;
-        meet.await(kStaged, round - 1, [=](uint32_t q) { return q == p; });
-        if (!meet.ok) continue;
-        const Span c = slice(round - 1, p);
-        copy(b, out + c.begin, meet.output_of(p) + c.begin, c.end - c.begin);
-      }
+      if (pulls) meet.signal(kStaged, round, other_readers);
+      behind = ahead;
     }
     meet.signal(kDone, a.rounds - 1, [](uint32_t) { return true; });
   }

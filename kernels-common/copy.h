@@ -6,26 +6,41 @@
 
 namespace crossccl {
 
-// Units [begin, end) of `units` that part `index` of `parts` gets: balanced, the first ones get the
-// remainder one unit each (case B9: all of it on the last part overran a scratch buffer sized for
-// the average). Host mirror: src/plan/chunk.rs.
 struct Span {
   uint64_t begin, end;
 };
+
+// Units cut into parts: balanced, the first ones get the remainder one unit each (case B9: all of it on
+// the last part overran a scratch buffer sized for the average). Divides once for all parts. Host mirror:
+// src/plan/chunk.rs.
+struct Cut {
+  uint64_t each, more;
+  uint32_t parts;
+  CROSSCCL_METHOD Cut(uint64_t units, uint32_t into) : each(units / into), more(units % into), parts(into) {}
+  CROSSCCL_METHOD uint64_t begin(uint32_t index) const {
+    if (planted(kRemainderLast)) return index * each + (index == parts ? more : 0);
+    return index * each + (index < more ? index : more);
+  }
+};
 CROSSCCL_DEVICE Span balanced(uint64_t units, uint32_t parts, uint32_t index) {
-  uint64_t each = units / parts, more = units % parts;
-  if (planted(kRemainderLast)) return Span{index * each, index + 1 == parts ? units : (index + 1) * each};
-  uint64_t begin = index * each + (index < more ? index : more);
-  return Span{begin, begin + each + (index < more ? 1 : 0)};
+  const Cut cut(units, parts);
+  return Span{cut.begin(index), cut.begin(index + 1)};
 }
 
-// Bytes of chunk `index` of a segment: whole vectors, the ragged end in the last one that has any.
-CROSSCCL_DEVICE Span chunk(uint64_t bytes, uint32_t chunks, uint32_t index) {
-  Span s = balanced((bytes + kVector - 1) / kVector, chunks, index);
-  s.begin = s.begin * kVector < bytes ? s.begin * kVector : bytes;
-  s.end = s.end * kVector < bytes ? s.end * kVector : bytes;
-  return s;
-}
+// A segment cut into chunks: whole vectors, the ragged end in the last one that has any.
+struct Chunks {
+  uint64_t bytes;
+  Cut cut;
+  CROSSCCL_METHOD Chunks(uint64_t segment, uint32_t chunks) : bytes(segment), cut((segment + kVector - 1) / kVector, chunks) {}
+  CROSSCCL_METHOD uint64_t begin(uint32_t index) const {
+    const uint64_t at = cut.begin(index) * kVector;
+    return at < bytes ? at : bytes;
+  }
+  CROSSCCL_METHOD Span of(uint32_t index) const { return Span{begin(index), begin(index + 1)}; }
+  // Bytes of the first, of which no other has more.
+  CROSSCCL_METHOD uint64_t longest() const { return planted(kRemainderLast) ? bytes : begin(1); }
+};
+CROSSCCL_DEVICE Span chunk(uint64_t bytes, uint32_t chunks, uint32_t index) { return Chunks(bytes, chunks).of(index); }
 
 template <class F> CROSSCCL_DEVICE void for_each_tile(const Block& b, uint64_t bytes, F f) {
   for (uint64_t t = uint64_t(b.block) * kTile; t < bytes; t += uint64_t(b.blocks) * kTile)
@@ -42,6 +57,25 @@ CROSSCCL_DEVICE void copy_to_both(const Block& b, uint8_t* to, uint8_t* also, co
     copy_tile(b, to + at, from + at, n);
     copy_tile(b, also + at, from + at, n);
   });
+}
+
+// What a block moves from one of several sources: tiles of `bytes` bytes.
+struct Move {
+  uint8_t* to;
+  const uint8_t* from;
+  uint64_t bytes;
+};
+
+// From several sources, `move(k)` from the k-th, none of more than `longest` bytes: tile by tile, from each in turn. Which
+// block moves which tile is as in copy(). Each begins with another source, so that all ways work at the same time.
+template <class F> CROSSCCL_DEVICE void copy_in_turn(const Block& b, uint32_t sources, uint64_t longest, F move) {
+  for (uint64_t t = b.block; t * kTile < longest; t += b.blocks) {
+    const uint64_t at = t * kTile;
+    CROSSCCL_ROLLED for (uint32_t k = 0; k < sources; ++k) {
+      const Move m = move((uint32_t(t) + k) % sources);
+      if (at < m.bytes) copy_tile(b, m.to + at, m.from + at, m.bytes - at < kTile ? m.bytes - at : kTile);
+    }
+  }
 }
 
 }  // namespace crossccl

@@ -26,7 +26,7 @@ use crate::{
     error::{Error, Result},
     graph::Graph,
     in_flight::InFlight,
-    plan::{Facts, Part, Plan, request::Request},
+    plan::{Explanation, Part, Plan, Planner, Topology, request::Request},
     rank::Rank,
     rank_comm::RankComm,
     raw::{self, RawRank},
@@ -286,6 +286,49 @@ impl<B: Backend> Communicator<B> {
         let rank = rank.into();
         self.shared.rank("reduce_scatter", rank)?;
         what.into().plan(&self.shared, rank.index(), count as u64, dtype)
+    }
+
+    /// How a broadcast of `count` elements would be done, why, and what else there is, each with what the cost model says
+    /// that it takes.
+    ///
+    /// ```
+    /// use crossccl::{Algorithm, Broadcast, Communicator, Cpu, DType, Reason};
+    ///
+    /// # fn main() -> crossccl::Result<()> {
+    /// let comm = Communicator::<Cpu>::builder(0..4).build()?;
+    /// let why = comm.explain_broadcast(1 << 20, DType::F32, 0)?;
+    /// assert_eq!((why.plan.algorithm, &why.reason), (Algorithm::OneStage, &Reason::Model));
+    /// println!("{why}");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`plan_broadcast`](Self::plan_broadcast).
+    pub fn explain_broadcast(&self, count: usize, dtype: DType, what: impl Into<Broadcast>) -> Result<Explanation> {
+        what.into().explain(&self.shared, count as u64, dtype)
+    }
+
+    /// How a reduce-scatter would be done in the group of `rank` with inputs of `count` elements, why, and what else
+    /// there is.
+    ///
+    /// # Errors
+    /// As for [`plan_reduce_scatter`](Self::plan_reduce_scatter).
+    pub fn explain_reduce_scatter(
+        &self,
+        rank: impl Into<Rank>,
+        count: usize,
+        dtype: DType,
+        what: impl Into<ReduceScatter>,
+    ) -> Result<Explanation> {
+        let rank = rank.into();
+        self.shared.rank("reduce_scatter", rank)?;
+        what.into().explain(&self.shared, rank.index(), count as u64, dtype)
+    }
+
+    /// How its devices are joined, as far as drivers tell and tuning files and the builder know better.
+    pub fn topology(&self) -> Topology {
+        self.shared.planner.topology
     }
 
     /// [`broadcast`](Self::broadcast) by address: `ranks` and `streams` are one a rank, the root's
@@ -581,7 +624,7 @@ pub(crate) struct Shared<B: Backend> {
     pub(crate) layout: SignalLayout,
     /// Group sizes with a domain of their own, by number of the domain.
     pub(crate) domains: SmallVec<[usize; 12]>,
-    pub(crate) facts: Facts,
+    pub(crate) planner: Planner,
     /// What the communicator makes buffers of.
     pub(crate) buffers: MemoryKind,
     pub(crate) limit: Option<Duration>,

@@ -127,6 +127,15 @@ pub enum Error {
         /// What uses it and what to do.
         what: String,
     },
+    /// A tuning file, or rows of a program's own, that cannot be used. Nothing of it is.
+    Tuning {
+        /// The file, or what the rows were called.
+        source_name: String,
+        /// The line, from 1, where there is one.
+        line: Option<usize>,
+        /// What is wrong.
+        reason: String,
+    },
     /// The backend was not compiled in.
     NotCompiled {
         /// The cargo feature that brings it.
@@ -256,6 +265,13 @@ impl fmt::Display for Error {
                 write!(f, "the communicator refuses work since an earlier collective failed: {cause}")
             }
             Error::Busy { operation, what } => write!(f, "{operation}: {what}"),
+            Error::Tuning { source_name, line, reason } => {
+                write!(f, "tuning: {source_name}")?;
+                if let Some(line) = line {
+                    write!(f, ", line {line}")?;
+                }
+                write!(f, ": {reason}")
+            }
             Error::NotCompiled { feature } => {
                 write!(f, "this build has no {feature} backend; build with `--features {feature}`")
             }

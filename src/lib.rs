@@ -63,6 +63,7 @@ mod rank_comm;
 mod raw;
 mod replay;
 mod signal;
+mod tuning_file;
 
 pub use abi::{Arguments, MAX_BLOCKS, MAX_RANKS, VECTOR};
 pub use any::BackendKind;
@@ -76,7 +77,10 @@ pub use graph::Graph;
 pub use half;
 pub use in_flight::InFlight;
 pub use op::ReduceOp;
-pub use plan::{Algorithm, Blocks, Facts, Kernel, Overlap, Packets, Part, Partition, Plan};
+pub use plan::{
+    Algorithm, Blocks, Candidate, Cost, Explanation, Facts, Kernel, Overlap, Packets, Part, Partition, Placement, Plan,
+    Planner, Reason, Topology, Tuned, Tuning, TuningRow, Wiring,
+};
 pub use rank::Rank;
 pub use rank_comm::RankComm;
 pub use raw::RawRank;

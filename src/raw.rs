@@ -254,14 +254,14 @@ fn arguments<B: Backend>(shared: &Shared<B>, prepared: &Prepared, call: u64) -> 
     let Prepared { rank, group_size, request, plan, addresses, limit, strict, .. } = prepared;
     let me = &shared.ranks[*rank];
     let first = rank / group_size * group_size;
-    let packed = request.packed(plan.algorithm as u8, plan.blocks).to_word();
+    let packed = request.packed(plan).to_word();
     let shape_hash = request.shape_hash();
     let fingerprint = hash([
         packed,
         shape_hash,
         request.count,
         *group_size as u64,
-        shared.facts.payload_half,
+        shared.planner.facts.payload_half,
         plan.segment,
         u64::from(plan.rounds),
     ]) & 0xffff_ffff_ffff;
@@ -273,7 +273,7 @@ fn arguments<B: Backend>(shared: &Shared<B>, prepared: &Prepared, call: u64) -> 
         domains: shared.layout.domains as u32,
         world: shared.ranks.len() as u32,
         world_rank: *rank as u32,
-        max_blocks: shared.facts.max_blocks,
+        max_blocks: shared.planner.facts.max_blocks,
         strict: u32::from(*strict),
         call,
         limit: limit.map_or(0, |l| me.ticks(l)),
@@ -286,7 +286,7 @@ fn arguments<B: Backend>(shared: &Shared<B>, prepared: &Prepared, call: u64) -> 
         fingerprint,
         bytes: request.bytes(),
         segment: plan.segment,
-        payload_half: shared.facts.payload_half,
+        payload_half: shared.planner.facts.payload_half,
         rounds: plan.rounds,
         overlap: plan.overlap as u64,
         ..Arguments::default()
@@ -376,7 +376,7 @@ fn launch_self_test<B: Backend>(
             rank: rank as u32,
             world: shared.ranks.len() as u32,
             domains: shared.layout.domains as u32,
-            max_blocks: shared.facts.max_blocks,
+            max_blocks: shared.planner.facts.max_blocks,
             ..Arguments::default()
         };
         for (slot, peer) in a.signal.iter_mut().zip(&shared.ranks) {

@@ -32,7 +32,8 @@ impl From<crossccl::Error> for CliError {
         match error {
             crossccl::Error::InvalidArgument { .. }
             | crossccl::Error::Unsupported { .. }
-            | crossccl::Error::NotCompiled { .. } => CliError::Usage(error.to_string()),
+            | crossccl::Error::NotCompiled { .. }
+            | crossccl::Error::Tuning { .. } => CliError::Usage(error.to_string()),
             _ => CliError::Failure(error.to_string()),
         }
     }

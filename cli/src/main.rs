@@ -43,6 +43,8 @@ enum Command {
     ReduceScatter(files::ReduceScatterArguments),
     /// Measure a collective over a range of sizes and verify its results; both of them, if none is named
     Perf(perf::PerfArguments),
+    /// Measure which algorithm and how many blocks are best on this machine, and write rows that communicators read
+    Tune(perf::tune::TuneArguments),
 }
 
 fn main() -> ExitCode {
@@ -51,6 +53,7 @@ fn main() -> ExitCode {
         Command::Broadcast(arguments) => files::broadcast(&arguments),
         Command::ReduceScatter(arguments) => files::reduce_scatter(&arguments),
         Command::Perf(arguments) => perf::run(&arguments),
+        Command::Tune(arguments) => perf::tune::run(&arguments),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -13,7 +13,7 @@ use crate::{
     dtype::DType,
     error::Result,
     plan::{
-        Algorithm, Plan,
+        Algorithm, Explanation, Plan,
         request::{Collective, Request},
     },
     rank::Rank,
@@ -72,6 +72,13 @@ impl Broadcast {
         let root = self.root(shared)?;
         bytes_of(OPERATION, root, count, dtype)?;
         self.options.plan(shared, &self.request(shared, root, count, dtype))
+    }
+
+    /// Why that plan.
+    pub(crate) fn explain<B: Backend>(&self, shared: &Shared<B>, count: u64, dtype: DType) -> Result<Explanation> {
+        let root = self.root(shared)?;
+        bytes_of(OPERATION, root, count, dtype)?;
+        self.options.explain(shared, &self.request(shared, root, count, dtype))
     }
 
     /// All ranks at once: `input` is the root's, `outputs` are one a rank. An output of the root

@@ -16,9 +16,9 @@ use crate::{
     dtype::DType,
     error::{Error, Result},
     plan::{
-        Plan,
+        Explanation, Plan,
         request::Request,
-        select::{NoPlan, Wishes, select},
+        select::{NoPlan, Wishes},
     },
     rank::Rank,
     raw::RawRank,
@@ -160,20 +160,33 @@ pub(crate) fn invalid(
     }
 }
 
+fn no_plan(request: &Request, NoPlan(what): NoPlan) -> Error {
+    Error::Unsupported { operation: request.name(), what }
+}
+
 impl Options {
     /// Chooses the plan and checks the options that belong to it.
     fn plan<B: Backend>(&self, shared: &Shared<B>, request: &Request) -> Result<Plan> {
-        let most = shared.facts.max_blocks;
+        self.check(shared, request)?;
+        let plan = shared.planner.select(request, self.wishes).map_err(|no| no_plan(request, no))?;
+        tracing::debug!(target: "crossccl", %plan, ranks = request.ranks, bytes = request.bytes(), "plan");
+        Ok(plan)
+    }
+
+    fn explain<B: Backend>(&self, shared: &Shared<B>, request: &Request) -> Result<Explanation> {
+        self.check(shared, request)?;
+        shared.planner.explain(request, self.wishes).map_err(|no| no_plan(request, no))
+    }
+
+    fn check<B: Backend>(&self, shared: &Shared<B>, request: &Request) -> Result<()> {
+        let most = shared.planner.facts.max_blocks;
         if let Some(blocks) = self.wishes.max_blocks.filter(|b| *b == 0 || *b > most) {
             return Err(invalid(request.name(), None, "max_blocks", format!("1 to {most}"), blocks));
         }
         if self.timeout.flatten().is_some_and(|t| t.is_zero()) {
             return Err(invalid(request.name(), None, "timeout", "more than zero (or no_timeout)", "0 s"));
         }
-        let plan = select(request, self.wishes, &shared.facts)
-            .map_err(|NoPlan(what)| Error::Unsupported { operation: request.name(), what })?;
-        tracing::debug!(target: "crossccl", %plan, ranks = request.ranks, bytes = request.bytes(), "plan");
-        Ok(plan)
+        Ok(())
     }
 
     fn planned<B: Backend>(&self, shared: &Shared<B>, request: &Request) -> Result<Planned> {

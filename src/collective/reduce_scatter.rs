@@ -14,7 +14,7 @@ use crate::{
     error::{Error, Result},
     op::ReduceOp,
     plan::{
-        Plan,
+        Explanation, Plan,
         partition::{Part, Partition, Shape},
         request::{Collective, Request},
     },
@@ -318,11 +318,26 @@ impl ReduceScatter {
 
     /// The plan of the group of `rank` for `count` elements, without buffers.
     pub(crate) fn plan<B: Backend>(&self, shared: &Shared<B>, rank: usize, count: u64, dtype: DType) -> Result<Plan> {
+        self.options.plan(shared, &self.request_of(shared, rank, count, dtype)?)
+    }
+
+    /// Why that plan.
+    pub(crate) fn explain<B: Backend>(
+        &self,
+        shared: &Shared<B>,
+        rank: usize,
+        count: u64,
+        dtype: DType,
+    ) -> Result<Explanation> {
+        self.options.explain(shared, &self.request_of(shared, rank, count, dtype)?)
+    }
+
+    fn request_of<B: Backend>(&self, shared: &Shared<B>, rank: usize, count: u64, dtype: DType) -> Result<Request> {
         let size = self.groups(shared)?;
         let cut = self.cut(shared, size, rank / size, rank, count)?;
         bytes_of(OPERATION, rank, count, dtype)?;
         self.check_epilogue(dtype, false)?;
-        self.options.plan(shared, &self.request(size, &cut, dtype))
+        Ok(self.request(size, &cut, dtype))
     }
 
     /// All ranks at once: inputs, outputs and, where there are any, residuals are one a rank.

@@ -8,11 +8,11 @@ use std::{
 use super::{Communicator, RankShared, RankState, Shared};
 use crate::{
     abi::{MAX_BLOCKS, MAX_RANKS, VECTOR, control},
-    backend::{Backend, Fault, MemoryKind, memory::Allocation},
+    backend::{Backend, Fault, Link, MemoryKind, memory::Allocation},
     buffer::Buffer,
     collective::{Agreement, invalid},
     error::{Error, Result},
-    plan::{Blocks, Facts, Kernel, Packets},
+    plan::{Blocks, Facts, Kernel, Packets, Planner, Topology, Tuning, topology::Way},
     rank::Rank,
     raw,
     signal::{SignalLayout, domain_sizes, low_latency_bytes, signal_buffer_bytes},
@@ -35,6 +35,8 @@ pub struct Builder<B: Backend> {
     payload_bytes: usize,
     coherent_buffers: bool,
     agreement: Agreement,
+    topology: Option<Topology>,
+    tuning: Option<Tuning>,
     _backend: PhantomData<B>,
 }
 
@@ -51,6 +53,8 @@ impl<B: Backend> Builder<B> {
             payload_bytes: 2 << 20,
             coherent_buffers: false,
             agreement: Agreement::default(),
+            topology: None,
+            tuning: None,
             _backend: PhantomData,
         }
     }
@@ -117,6 +121,20 @@ impl<B: Backend> Builder<B> {
         self
     }
 
+    /// How the devices are joined, where that is known better than drivers and tuning files tell it: what
+    /// [`Algorithm::Auto`](crate::Algorithm::Auto) and the number of slices follow from. Default: as found.
+    pub fn topology(mut self, topology: Topology) -> Self {
+        self.topology = Some(topology);
+        self
+    }
+
+    /// Measured rows that decide before the file that `CROSSCCL_TUNING` names, which does before what is built in. What
+    /// they choose is chosen for all ranks. Default: none of the program's own.
+    pub fn tuning(mut self, tuning: Tuning) -> Self {
+        self.tuning = Some(tuning);
+        self
+    }
+
     /// Opens the devices, enables and tests peer access between every ordered pair, allocates, and
     /// loads every kernel.
     ///
@@ -125,9 +143,14 @@ impl<B: Backend> Builder<B> {
     /// [`Error::PeerAccess`] or [`Error::PeerSelfTest`] for pairs that cannot reach each other;
     /// [`Error::SignalMemoryNotCoherent`] where signals would not be seen;
     /// [`Error::Unsupported`] where the environment makes launches wait for their kernels (`CUDA_LAUNCH_BLOCKING`, and
-    /// `HIP_LAUNCH_BLOCKING` or `AMD_SERIALIZE_KERNEL` with HIP); [`Error::Driver`] for what the driver refused. Nothing stays behind.
-    pub fn build(self) -> Result<Communicator<B>> {
+    /// `HIP_LAUNCH_BLOCKING` or `AMD_SERIALIZE_KERNEL` with HIP); [`Error::Tuning`] for a tuning file that cannot be used;
+    /// [`Error::Driver`] for what the driver refused. Nothing stays behind.
+    pub fn build(mut self) -> Result<Communicator<B>> {
         self.check()?;
+        let tuning = match self.tuning.take() {
+            Some(own) => own.over(Tuning::of_environment()?),
+            None => Tuning::of_environment()?,
+        };
         let devices = self.open()?;
         let ranks = devices.len();
         if ranks > 1
@@ -145,6 +168,7 @@ impl<B: Backend> Builder<B> {
 
         let mut shared = Vec::with_capacity(ranks);
         let mut apart = true;
+        let (mut names, mut host) = (Vec::with_capacity(ranks), true);
         let capacity = low_latency_bytes(ranks) as u64;
         let mut packets = Packets { capacity, broadcast: u64::MAX, reduce_scatter: u64::MAX, tile: u64::MAX };
         let (mut default_blocks, mut resident, mut tile, mut coherent) = (Blocks::MOST, Blocks::MOST, 0, true);
@@ -163,6 +187,8 @@ impl<B: Backend> Builder<B> {
             packets = packets.min(properties.packets);
             coherent &= properties.coherent;
             known_faults.extend(properties.known_faults);
+            // Blocks of one thread are threads of the machine's processors.
+            host &= properties.threads <= 1;
             let stream = match self.streams.get(rank) {
                 Some(stream) => stream.clone(),
                 None => B::create_stream(device).map_err(error)?,
@@ -200,23 +226,29 @@ impl<B: Backend> Builder<B> {
                 ticks_per_second: properties.ticks_per_second.max(1),
                 state: std::sync::Mutex::new(RankState::new()),
             });
+            names.push(properties.name);
         }
         let buffers = if self.coherent_buffers && !coherent { MemoryKind::Signal } else { MemoryKind::Device };
+        let coherent_as_is = coherent;
         coherent |= self.coherent_buffers;
+        let facts = Facts {
+            default_blocks,
+            resident,
+            max_blocks: self.max_blocks,
+            payload_half,
+            tile,
+            packets,
+            coherent,
+            coherent_as_is,
+            apart,
+        };
+        let mut planner = Planner::new(facts, detect::<B>(&devices, host)).tuning(&tuning, &names);
+        planner.topology = self.topology.unwrap_or(planner.topology);
         let shared = Shared {
             ranks: shared,
             layout,
             domains: domain_sizes(ranks),
-            facts: Facts {
-                default_blocks,
-                resident,
-                max_blocks: self.max_blocks,
-                payload_half,
-                tile,
-                packets,
-                coherent,
-                apart,
-            },
+            planner,
             buffers,
             limit: self.limit,
             agreement: self.agreement,
@@ -231,7 +263,7 @@ impl<B: Backend> Builder<B> {
         for fault in known_faults {
             tracing::warn!(target: "crossccl", backend = B::NAME, "known to be wrong with this driver: {fault}");
         }
-        tracing::debug!(target: "crossccl", backend = B::NAME, ranks, facts = ?shared.facts, "communicator");
+        tracing::debug!(target: "crossccl", backend = B::NAME, ranks, facts = ?shared.planner.facts, topology = ?shared.planner.topology, "communicator");
         Ok(Communicator { shared: Arc::new(shared) })
     }
 
@@ -345,6 +377,24 @@ fn driver_error<B: Backend>(device: &B::Device, rank: usize, fault: Fault) -> Er
         code: fault.code,
         name: fault.name,
     }
+}
+
+/// How the devices are joined. What a driver does not tell is taken for the slowest: it costs speed, nothing else.
+fn detect<B: Backend>(devices: &[B::Device], host: bool) -> Topology {
+    let mut different: Vec<&B::Device> = Vec::new();
+    for device in devices {
+        if !different.contains(&device) {
+            different.push(device);
+        }
+    }
+    let way = |a: &B::Device, b: &B::Device| match B::link(a, b) {
+        Ok(Link::Memory) => Way::Memory,
+        Ok(Link::Direct { lanes, rate }) => Way::Direct { lanes, rate },
+        Ok(Link::Bus { .. }) | Err(_) => Way::Bus,
+    };
+    let pairs = different.iter().enumerate().flat_map(|(at, a)| different[at + 1..].iter().map(move |b| (a, b)));
+    let ways: Vec<Way> = pairs.map(|(a, b)| way(a, b)).collect();
+    Topology::detected(devices.len(), different.len(), host, &ways)
 }
 
 /// Peer access for every ordered pair.

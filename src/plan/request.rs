@@ -1,6 +1,9 @@
 //! What is asked, in the facts that all ranks share.
 
-use super::partition::{Partition, Shape};
+use super::{
+    partition::{Partition, Shape},
+    select::{Algorithm, Plan},
+};
 use crate::{
     abi::{Packed, hash},
     dtype::DType,
@@ -71,7 +74,7 @@ impl Request {
         }
     }
 
-    pub(crate) fn packed(&self, algorithm: u8, blocks: u32) -> Packed {
+    pub(crate) fn packed(&self, plan: &Plan) -> Packed {
         let (op, root) = match &self.collective {
             Collective::Broadcast { root } => (0, *root as u8),
             Collective::ReduceScatter { op, .. } => (*op as u8, 0),
@@ -80,10 +83,11 @@ impl Request {
             collective: self.code(),
             dtype: self.dtype as u8,
             op,
-            algorithm,
+            algorithm: plan.algorithm as u8,
             root,
-            blocks: blocks as u16,
-            slices: 1,
+            blocks: plan.blocks as u16,
+            // Rounds through a payload follow from its size, which the fingerprint has.
+            slices: if plan.algorithm == Algorithm::TwoStageDirect { plan.rounds as u8 } else { 1 },
         }
     }
 }

@@ -4,9 +4,12 @@ use std::{fmt, str::FromStr};
 
 use super::{
     chunk::Rounds,
+    cost::{self, Movers},
     kernel::{Combine, Kernel},
     request::{Collective, Request},
+    topology::{Topology, Wiring},
 };
+use crate::abi::VECTOR;
 
 /// How a collective is done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -120,8 +123,28 @@ pub struct Facts {
     /// Whether the memory of messages is coherent between all devices while kernels run: ordinary memory is, or the
     /// communicator was built for buffers that are.
     pub coherent: bool,
+    /// Whether it is because ordinary memory is, so that any output will do.
+    pub coherent_as_is: bool,
     /// Whether each rank has a device of its own.
     pub apart: bool,
+}
+
+impl Default for Facts {
+    /// Those of devices apart, in the tuned range: 64 blocks, packets up to 64 KiB.
+    fn default() -> Self {
+        let blocks = Blocks { broadcast: 64, reduce_scatter: 64, low_latency: 64 };
+        Facts {
+            default_blocks: blocks,
+            resident: Blocks { broadcast: 128, reduce_scatter: 128, low_latency: 128 },
+            max_blocks: 128,
+            payload_half: 1 << 20,
+            tile: 32 << 10,
+            packets: Packets { capacity: 64 << 10, broadcast: 64 << 10, reduce_scatter: 64 << 10, tile: 4 << 10 },
+            coherent: true,
+            coherent_as_is: true,
+            apart: true,
+        }
+    }
 }
 
 /// The low-latency algorithm in numbers. By packets each byte is moved as two, and looked at by itself: worth it while
@@ -155,7 +178,7 @@ impl Packets {
         }
     }
 
-    fn chosen_for(&self, request: &Request) -> bool {
+    pub(super) fn chosen_for(&self, request: &Request) -> bool {
         let most = match request.collective {
             Collective::Broadcast { .. } => self.broadcast,
             Collective::ReduceScatter { .. } => self.reduce_scatter,
@@ -217,9 +240,9 @@ pub struct Plan {
     pub kernel: Kernel,
     /// Blocks of every rank's launch.
     pub blocks: u32,
-    /// Rounds through the payload; 1 where there is none.
+    /// Rounds through the payload, or slices of a direct broadcast; 1 elsewhere.
     pub rounds: u32,
-    /// Bytes of the message per round.
+    /// Bytes of the message per round or slice.
     pub segment: u64,
     /// Off, whatever was asked for, where two launches of a rank would not fit on its device at the same time or ranks
     /// share one: a launch that started early would take the place of one that a peer waits for.
@@ -236,6 +259,9 @@ impl fmt::Display for Plan {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NoPlan(pub(crate) String);
 
+/// Slices of a direct broadcast, at most.
+const MOST_SLICES: u64 = 64;
+
 /// What a caller may ask for beside the collective itself.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Wishes {
@@ -244,12 +270,10 @@ pub(crate) struct Wishes {
     pub(crate) overlap: Overlap,
 }
 
-pub(crate) fn select(request: &Request, wishes: Wishes, facts: &Facts) -> Result<Plan, NoPlan> {
+/// The plan by the algorithm that `wishes` names; where it leaves the choice, by one stage.
+pub(super) fn plan_by(request: &Request, wishes: Wishes, facts: &Facts, topology: &Topology) -> Result<Plan, NoPlan> {
     let Wishes { algorithm: wanted, max_blocks, overlap } = wishes;
-    // One stage is right wherever memory is shared, as on the CPU, and for two ranks. The cost
-    // model that knows links comes with the backends that have them.
     let algorithm = match (&request.collective, wanted) {
-        (_, Algorithm::Auto) if facts.packets.chosen_for(request) => Algorithm::LowLatency,
         (_, Algorithm::LowLatency) if request.largest_share() <= facts.packets.capacity => Algorithm::LowLatency,
         (_, Algorithm::LowLatency) => {
             let what = match request.collective {
@@ -292,6 +316,7 @@ pub(crate) fn select(request: &Request, wishes: Wishes, facts: &Facts) -> Result
             (Kernel::BroadcastTwoStageStaged, rounds, share)
         }
         (Collective::Broadcast { .. }, Algorithm::TwoStageDirect) => {
+            // Slices follow the blocks.
             let share = request.bytes().div_ceil(request.ranks.max(2) as u64 - 1);
             (Kernel::BroadcastTwoStageDirect, Rounds { segment: request.bytes(), rounds: 1 }, share)
         }
@@ -318,8 +343,17 @@ pub(crate) fn select(request: &Request, wishes: Wishes, facts: &Facts) -> Result
         .min(facts.max_blocks)
         .min(resident);
     let tile = if algorithm == Algorithm::LowLatency { facts.packets.tile } else { facts.tile };
-    let tiles = share.div_ceil(tile).clamp(1, u64::from(cap.max(1)));
+    let mut tiles = share.div_ceil(tile).clamp(1, u64::from(cap.max(1)));
+    // As many blocks at each link of a mesh, of which each block uses one at a time.
+    let links = request.ranks.max(2) as u64 - 1;
+    if algorithm == Algorithm::TwoStageDirect && topology.wiring == Wiring::Mesh && tiles > links {
+        tiles -= tiles % links;
+    }
     let overlap = if facts.apart && tiles * 2 <= u64::from(resident) { overlap } else { Overlap::Off };
+    let rounds = match algorithm {
+        Algorithm::TwoStageDirect => in_slices(request, tiles as u32, facts, topology),
+        _ => rounds,
+    };
     let Ok(count) = u32::try_from(rounds.rounds) else {
         return Err(NoPlan(format!(
             "{} bytes need {} rounds through a payload of {} bytes, more than a launch can count; \
@@ -332,10 +366,32 @@ pub(crate) fn select(request: &Request, wishes: Wishes, facts: &Facts) -> Result
     Ok(Plan { algorithm, kernel, blocks: tiles as u32, rounds: count, segment: rounds.segment, overlap })
 }
 
+/// How a direct broadcast is cut in slices: near what the cost model has best, and so that each block has as many tiles of
+/// each chunk as the others (links would wait for the few that have one more).
+fn in_slices(request: &Request, blocks: u32, facts: &Facts, topology: &Topology) -> Rounds {
+    let bytes = request.bytes();
+    let readers = request.ranks.max(2) as u64 - 1;
+    let even = readers.saturating_mul(facts.tile.max(VECTOR)).saturating_mul(blocks.into());
+    let movers = Movers { blocks, tile: facts.tile };
+    // At least 1, and to the nearest.
+    let best = (cost::slices(bytes, request.ranks, movers, topology) + 0.5) as u64;
+    let tiles = (bytes / best.clamp(1, MOST_SLICES)).saturating_add(even / 2) / even;
+    let least = bytes.div_ceil(MOST_SLICES).div_ceil(even);
+    let segment = tiles.max(least).max(1).saturating_mul(even);
+    if best < 2 || segment >= bytes {
+        return Rounds { segment: bytes, rounds: 1 };
+    }
+    Rounds { segment, rounds: bytes.div_ceil(segment) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dtype::DType;
+    use crate::{dtype::DType, plan::Planner};
+
+    fn select(request: &Request, wishes: Wishes, facts: &Facts) -> Result<Plan, NoPlan> {
+        Planner::new(*facts, Topology::device(1_000_000_000_000)).select(request, wishes)
+    }
 
     const FACTS: Facts = Facts {
         default_blocks: Blocks { broadcast: 4, reduce_scatter: 2, low_latency: 4 },
@@ -345,6 +401,7 @@ mod tests {
         tile: 16 << 10,
         packets: Packets { capacity: 64 << 10, broadcast: 0, reduce_scatter: 0, tile: 4 << 10 },
         coherent: true,
+        coherent_as_is: true,
         apart: true,
     };
 

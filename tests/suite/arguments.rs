@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use crossccl::{
-    Algorithm, Backend, Broadcast, Buffer, Communicator, DType, Error, RawRank, ReduceOp, ReduceScatter, Result, Untyped,
+    Algorithm, Backend, Broadcast, Buffer, Communicator, DType, Error, RawRank, Reason, ReduceOp, ReduceScatter, Result,
+    Untyped, Wiring,
 };
 use rstest::rstest;
 
@@ -403,7 +404,15 @@ fn plans() {
     let comm = communicator::<B>(4);
     let plan = |what: Broadcast| comm.plan_broadcast(1 << 20, DType::F32, what);
     let broadcast = || Broadcast::from_root(3);
-    assert_eq!(plan(broadcast()).expect("plan").algorithm, Algorithm::OneStage);
+    let why = comm.explain_broadcast(1 << 20, DType::F32, broadcast()).expect("an explanation");
+    assert_eq!(plan(broadcast()).expect("plan"), why.plan);
+    if why.reason == Reason::Model {
+        assert!(why.others.iter().all(|other| other.cost.total() >= why.cost.total()), "{why}");
+    }
+    // Where all ranks share one memory there is nothing to win by a second stage.
+    if [Wiring::Device, Wiring::Host, Wiring::Bus].contains(&comm.topology().wiring) {
+        assert_eq!(why.plan.algorithm, Algorithm::OneStage, "{why}");
+    }
     let staged = plan(broadcast().algorithm(Algorithm::TwoStageStaged)).expect("plan");
     assert_eq!(staged.algorithm, Algorithm::TwoStageStaged);
     // `two-stage` lets the planner pick the form; which one depends on the backend's memory.
@@ -420,6 +429,9 @@ fn plans() {
     let sum = || ReduceScatter::new(ReduceOp::Sum);
     let chosen = plan(3, sum().shape([8, 8]).axis(1).group_size(2)).expect("plan").algorithm;
     assert!([Algorithm::OneStage, Algorithm::LowLatency].contains(&chosen), "{chosen}");
+    let why = comm.explain_reduce_scatter(3, 64, DType::F16, sum().shape([8, 8]).axis(1).group_size(2));
+    let why = why.expect("an explanation");
+    assert_eq!((why.plan.algorithm, why.ranks, why.bytes), (chosen, 2, 128));
     // Groups may differ: the rank says whose plan.
     let shapes = || sum().group_size(2).group_shapes([vec![64], vec![32]]);
     assert!(plan(1, shapes()).is_ok());

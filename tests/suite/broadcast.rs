@@ -1,4 +1,4 @@
-use crossccl::{Algorithm, Broadcast, Communicator, DType, RawRank};
+use crossccl::{Algorithm, Broadcast, Communicator, DType, RawRank, Topology};
 use rstest::rstest;
 
 use super::B;
@@ -82,6 +82,28 @@ fn the_counts_meet_every_threshold() {
         assert!((1..=axes::BLOCKS).all(|blocks| plans(algorithm).iter().any(|p| p.blocks == blocks)), "{algorithm}");
     }
     assert!((1..=3).all(|rounds| plans(Algorithm::TwoStageStaged).iter().any(|p| p.rounds == rounds)));
+}
+
+/// The direct form in several slices, which links that hide one stage behind the other make it take; unequal and ragged at
+/// the end, fewer and more blocks than sources.
+#[rstest]
+fn slices_of_a_direct_broadcast(#[values(2, 3, 8)] ranks: usize, #[values(1, 4)] blocks: u32) {
+    needs_device!();
+    crate::support::memory_for(Algorithm::TwoStageDirect);
+    let mut links = Topology::switch(1_000_000_000);
+    (links.flight_ns, links.read_ns, links.release_ns) = (0, 0, 1);
+    let comm: Communicator<B> = crate::support::builder::<B>(0..ranks).topology(links).build().expect("communicator");
+    let what = |root| Broadcast::from_root(root).algorithm(Algorithm::TwoStageDirect).max_blocks(blocks);
+    let step = axes::tile::<B>(ranks) * blocks as usize * (ranks - 1);
+    for (count, at_least) in [(step, 1), (step + 1, 1), (3 * step + 17, 3), (5 * step - 1, 4)] {
+        let plan = comm.plan_broadcast(count, DType::U8, what(0)).expect("plan");
+        // Two ranks have no second stage to hide.
+        assert!(plan.rounds >= if ranks == 2 { 1 } else { at_least }, "{plan}");
+        for root in [0, ranks - 1] {
+            check(&comm, DType::U8, count, what(root), root, [1, 3], false);
+            check(&comm, DType::U8, count, what(root), root, [0, 0], true);
+        }
+    }
 }
 
 /// The same communicator and the same buffers three times, with other data from another root each time.

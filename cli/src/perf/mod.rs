@@ -6,14 +6,16 @@
 
 mod cases;
 mod check;
+mod explain;
 mod job;
 mod output;
 mod plot;
 mod report;
 mod timing;
+pub(crate) mod tune;
 mod values;
 
-use std::{path::PathBuf, str::FromStr, time::Duration};
+use std::{io::Write as _, path::PathBuf, str::FromStr, time::Duration};
 
 use clap::{Args, Parser, Subcommand};
 use crossccl::{Algorithm, Backend, BackendKind, Broadcast, DType, MAX_RANKS, ReduceOp, ReduceScatter};
@@ -162,6 +164,10 @@ pub(crate) struct CommonArguments {
     /// Write configuration and results to this file, too
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Measure nothing: print for each size what would be done, why (a tuning row, or what the cost model says that it
+    /// takes, in microseconds), and what else there is, the runner-up first
+    #[arg(long, conflicts_with = "json")]
+    explain: bool,
 }
 
 /// What takes the time.
@@ -337,17 +343,22 @@ pub(crate) fn run(arguments: &PerfArguments) -> Result<(), CliError> {
             plot.display()
         )));
     }
+    if arguments.plot.is_some() && arguments.command.as_ref().is_some_and(|command| command.common().explain) {
+        return Err(CliError::Usage("perf: --explain measures nothing to draw; leave out --plot".into()));
+    }
     let plot = arguments.plot.as_deref().map(Plot::create).transpose()?;
     let documents = commands.map(|command| run_one(command, plot.is_some())).collect::<Result<Vec<_>, _>>()?;
+    let documents: Vec<Document> = documents.into_iter().flatten().collect();
     // Wrong results have ended this before: nobody shall show a picture of them around.
     plot.map_or(Ok(()), |plot| plot.write(&documents))
 }
 
-fn run_one(command: &PerfCommand, plotted: bool) -> Result<Document, CliError> {
+/// Nothing where nothing was measured.
+fn run_one(command: &PerfCommand, plotted: bool) -> Result<Option<Document>, CliError> {
     with_backend!(command.common().backend, Chosen => measure::<Chosen>(command, plotted))
 }
 
-fn measure<B: Backend>(command: &PerfCommand, plotted: bool) -> Result<Document, CliError> {
+fn measure<B: Backend>(command: &PerfCommand, plotted: bool) -> Result<Option<Document>, CliError> {
     let common = command.common();
     let cases = command.cases()?;
     let clock = common.clock::<B>()?;
@@ -355,6 +366,13 @@ fn measure<B: Backend>(command: &PerfCommand, plotted: bool) -> Result<Document,
         .timeout(common.timeout)
         .build()
         .map_err(CliError::from)?;
+    if common.explain {
+        let text = explain::explain(&comm, command, &cases)?;
+        let written = std::io::stdout().write_all(text.as_bytes());
+        return written
+            .map(|()| None)
+            .map_err(|e| CliError::Failure(format!("perf: cannot write to standard output: {e}")));
+    }
 
     // What the library refuses, it refuses before anything is measured.
     let plans = (cases.iter())
@@ -408,7 +426,7 @@ fn measure<B: Backend>(command: &PerfCommand, plotted: bool) -> Result<Document,
         row.in_place = one(Place::In, in_place)?;
         report.row(row)?;
     }
-    report.finish()
+    report.finish().map(Some)
 }
 
 /// Verifies one more call, on new inputs.

@@ -45,6 +45,11 @@ impl Measured {
         }
     }
 
+    /// Elements that are not what they should be.
+    pub(crate) fn wrong(&self) -> u64 {
+        self.wrong
+    }
+
     fn tally(&self) -> Tally {
         Tally { wrong: self.wrong, checked: self.checked }
     }

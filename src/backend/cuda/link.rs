@@ -1,6 +1,8 @@
 //! What joins two devices. The driver tells of peer access alone; NVIDIA's management library, where it is there,
 //! knows the links.
 
+use std::sync::OnceLock;
+
 use nvml_wrapper::{
     Nvml,
     enums::device::SampleValue,
@@ -34,8 +36,11 @@ pub(super) fn between(from: &CudaDevice, to: &CudaDevice) -> Result<Link, Fault>
 
 /// Links of the device that are up, and the rate of one in bytes a second. `None` where nobody tells.
 fn lanes(bus_id: &str) -> Option<(u32, Option<u64>)> {
+    // Once: to begin takes longer than all questions, and each communicator asks for every pair.
+    static LIBRARY: OnceLock<Option<Nvml>> = OnceLock::new();
     // The name that comes with the driver; the other one comes with a toolkit.
-    let nvml = Nvml::builder().lib_path("libnvidia-ml.so.1".as_ref()).init().ok()?;
+    let open = || Nvml::builder().lib_path("libnvidia-ml.so.1".as_ref()).init().ok();
+    let nvml = LIBRARY.get_or_init(open).as_ref()?;
     let device = nvml.device_by_pci_bus_id(bus_id).ok()?;
     let field = |id| match device.field_values_for(&[FieldId(id)]).ok()?.pop()?.ok()?.value.ok()? {
         SampleValue::U32(value) => Some(u64::from(value)),
