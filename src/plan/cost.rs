@@ -118,6 +118,33 @@ pub(crate) fn slices(bytes: u64, ranks: usize, movers: Movers, t: &Topology) -> 
     (hidden / step_ns.max(1.0)).sqrt().max(1.0)
 }
 
+/// What a broadcast in two direct stages takes after the launch, in so many slices of `segment` bytes: flags, reads, transfer.
+fn direct(bytes: u64, ranks: usize, movers: Movers, segment: u64, slices: u32, t: &Topology) -> (f64, f64, f64) {
+    let [release, flight, read] = [t.release_ns, t.flight_ns, t.read_ns].map(f64::from);
+    let (n, count, slice) = (ranks as f64, f64::from(slices), segment as f64);
+    let last = bytes as f64 - (count - 1.0) * slice;
+    let step = |pulled, gathered| direct_step(pulled, gathered, n, movers, t);
+    // First one that pulls only, at the end one that gathers only.
+    let between = match slices {
+        0 | 1 => 0.0,
+        _ => (count - 2.0) * step(slice, slice) + step(last, slice),
+    };
+    let first = if slices < 2 { last } else { slice };
+    // With two ranks nobody gathers, so that nobody waits for a flag.
+    let (staged, gathers) = if ranks > 2 { (flight, read) } else { (0.0, 0.0) };
+    (
+        release + flight + count * (release + staged) + flight,
+        count * read + gathers,
+        step(first, 0.0) + between + step(0.0, last),
+    )
+}
+
+/// All of it, to compare one number of slices and blocks with another.
+pub(crate) fn direct_ns(bytes: u64, ranks: usize, movers: Movers, segment: u64, slices: u32, t: &Topology) -> f64 {
+    let (flags, reads, transfer) = direct(bytes, ranks, movers, segment, slices, t);
+    flags + reads + transfer
+}
+
 /// What `plan` should take for `request`.
 pub(crate) fn estimate(request: &Request, plan: &Plan, tile: u64, t: &Topology) -> Cost {
     if request.ranks < 2 {
@@ -150,19 +177,7 @@ pub(crate) fn estimate(request: &Request, plan: &Plan, tile: u64, t: &Topology) 
             (flight, 0.0, one(load))
         }
         (Collective::Broadcast { .. }, Algorithm::TwoStageDirect) => {
-            let (slices, slice) = (f64::from(plan.rounds), plan.segment as f64);
-            let step = |pulled, gathered| direct_step(pulled, gathered, n, movers, t);
-            // First one that pulls only, at the end one that gathers only.
-            let between = match plan.rounds {
-                0 | 1 => 0.0,
-                rounds => f64::from(rounds - 2) * step(slice, slice) + step(last, slice),
-            };
-            let first = if plan.rounds < 2 { last } else { slice };
-            (
-                release + flight + slices * (release + staged_flight) + flight,
-                slices * read + if request.ranks > 2 { read } else { 0.0 },
-                step(first, 0.0) + between + step(0.0, last),
-            )
+            direct(request.bytes(), request.ranks, movers, plan.segment, plan.rounds, t)
         }
         (Collective::Broadcast { .. }, Algorithm::TwoStageStaged) => {
             let rounds = f64::from(plan.rounds);

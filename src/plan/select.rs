@@ -343,17 +343,12 @@ pub(super) fn plan_by(request: &Request, wishes: Wishes, facts: &Facts, topology
         .min(facts.max_blocks)
         .min(resident);
     let tile = if algorithm == Algorithm::LowLatency { facts.packets.tile } else { facts.tile };
-    let mut tiles = share.div_ceil(tile).clamp(1, u64::from(cap.max(1)));
-    // As many blocks at each link of a mesh, of which each block uses one at a time.
-    let links = request.ranks.max(2) as u64 - 1;
-    if algorithm == Algorithm::TwoStageDirect && topology.wiring == Wiring::Mesh && tiles > links {
-        tiles -= tiles % links;
-    }
-    let overlap = if facts.apart && tiles * 2 <= u64::from(resident) { overlap } else { Overlap::Off };
-    let rounds = match algorithm {
+    let tiles = share.div_ceil(tile).clamp(1, u64::from(cap.max(1)));
+    let (tiles, rounds) = match algorithm {
         Algorithm::TwoStageDirect => in_slices(request, tiles as u32, facts, topology),
-        _ => rounds,
+        _ => (tiles, rounds),
     };
+    let overlap = if facts.apart && tiles * 2 <= u64::from(resident) { overlap } else { Overlap::Off };
     let Ok(count) = u32::try_from(rounds.rounds) else {
         return Err(NoPlan(format!(
             "{} bytes need {} rounds through a payload of {} bytes, more than a launch can count; \
@@ -366,22 +361,43 @@ pub(super) fn plan_by(request: &Request, wishes: Wishes, facts: &Facts, topology
     Ok(Plan { algorithm, kernel, blocks: tiles as u32, rounds: count, segment: rounds.segment, overlap })
 }
 
-/// How a direct broadcast is cut in slices: near what the cost model has best, and so that each block has as many tiles of
-/// each chunk as the others (links would wait for the few that have one more).
-fn in_slices(request: &Request, blocks: u32, facts: &Facts, topology: &Topology) -> Rounds {
-    let bytes = request.bytes();
-    let readers = request.ranks.max(2) as u64 - 1;
-    let even = readers.saturating_mul(facts.tile.max(VECTOR)).saturating_mul(blocks.into());
-    let movers = Movers { blocks, tile: facts.tile };
-    // At least 1, and to the nearest.
-    let best = (cost::slices(bytes, request.ranks, movers, topology) + 0.5) as u64;
-    let tiles = (bytes / best.clamp(1, MOST_SLICES)).saturating_add(even / 2) / even;
-    let least = bytes.div_ceil(MOST_SLICES).div_ceil(even);
-    let segment = tiles.max(least).max(1).saturating_mul(even);
-    if best < 2 || segment >= bytes {
-        return Rounds { segment: bytes, rounds: 1 };
+/// How a direct broadcast is cut in slices, and by how many blocks: near what the cost model has best. Each block has as many
+/// tiles of each chunk as the others (links would wait for the few that have one more), so that fewer blocks can take
+/// smaller slices.
+fn in_slices(request: &Request, most: u32, facts: &Facts, topology: &Topology) -> (u64, Rounds) {
+    let (bytes, ranks) = (request.bytes(), request.ranks);
+    let readers = ranks.max(2) as u64 - 1;
+    let movers = |blocks| Movers { blocks, tile: facts.tile };
+    // As many blocks at each link of a mesh, of which each block uses one at a time.
+    let even = |blocks: u32| match topology.wiring {
+        Wiring::Mesh if u64::from(blocks) > readers => blocks - blocks % readers as u32,
+        _ => blocks,
+    };
+    let most = even(most);
+    let mut best = (most, Rounds { segment: bytes, rounds: 1 });
+    if ranks < 3 || cost::slices(bytes, ranks, movers(most), topology) < 1.5 {
+        return (most.into(), best.1);
     }
-    Rounds { segment, rounds: bytes.div_ceil(segment) }
+    let mut least = cost::direct_ns(bytes, ranks, movers(most), bytes, 1, topology);
+    for blocks in [most, even(most / 2), even(most / 4), even(most / 8)] {
+        let step = readers.saturating_mul(facts.tile.max(VECTOR)).saturating_mul(blocks.into());
+        if step == 0 {
+            break;
+        }
+        // To the nearest.
+        let wanted = (cost::slices(bytes, ranks, movers(blocks), topology) + 0.5) as u64;
+        let tiles = (bytes / wanted.clamp(1, MOST_SLICES)).saturating_add(step / 2) / step;
+        let segment = tiles.max(bytes.div_ceil(MOST_SLICES).div_ceil(step)).max(1).saturating_mul(step);
+        if segment >= bytes {
+            continue;
+        }
+        let rounds = bytes.div_ceil(segment);
+        let time = cost::direct_ns(bytes, ranks, movers(blocks), segment, rounds as u32, topology);
+        if time < least {
+            (least, best) = (time, (blocks, Rounds { segment, rounds }));
+        }
+    }
+    (best.0.into(), best.1)
 }
 
 #[cfg(test)]

@@ -611,13 +611,11 @@ pub fn broadcast_two_stage_staged(w: &World, b: Block, a: &Arguments) {
             }
         }
         meet.signal(Phase::Staged, round, other_readers);
+        meet.await_flags(Phase::Staged, round, other_readers);
+        if !meet.ok {
+            continue;
+        }
         for p in (1..n).map(|k| (me + k) % n) {
-            if p != root {
-                meet.await_flags(Phase::Staged, round, |q| q == p);
-            }
-            if !meet.ok {
-                continue;
-            }
             let (begin, count) = chunk(words, n, p);
             if p == root {
                 meet.copy((a.output, at + begin), (input, at + begin), count);
