@@ -1,7 +1,9 @@
-//! Instructions of gfx942, decoded from the disassembler's text: no encoding tables, and whatever the text holds that
+//! Instructions, decoded from the disassembler's text: no encoding tables, and whatever the text holds that
 //! is not known here is an error, never skipped.
 
 use std::{collections::HashMap, sync::OnceLock};
+
+use crate::architecture::Names;
 
 /// A source of an instruction.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -80,7 +82,7 @@ pub(crate) struct Instruction {
     pub(crate) value: i32,
     /// Bytes that a memory instruction moves a lane, or dwords that a scalar load does.
     pub(crate) width: u8,
-    /// `sc0` and `sc1`.
+    /// `sc0` and `sc1`; what others call `glc` is the first.
     pub(crate) scope: u8,
     pub(crate) modified: bool,
     pub(crate) modifiers: Modifiers,
@@ -178,6 +180,7 @@ operations! {
     v_add_f32 VAddF Tff  v_sub_f32 VSubF Tff  v_subrev_f32 VSubRevF Tff  v_mul_f32 VMulF Tff
     v_min_f32 VMinF Tff  v_max_f32 VMaxF Tff  v_fma_f32 VFmaF Tfff  v_fmac_f32 VFmacF Cff
     v_fmamk_f32 VFmamkF Tfff  v_fmaak_f32 VFmaakF Tfff
+    v_mac_f32 VMacF Cff  v_mad_f32 VMadF Tfff  v_madmk_f32 VMadmkF Tfff  v_madak_f32 VMadakF Tfff
     v_pk_add_f32 VPkAddF Tpp  v_pk_mul_f32 VPkMulF Tpp  v_pk_fma_f32 VPkFmaF Tppp  v_pk_mov_b32 VPkMov Tpp
     v_rcp_f32 VRcpF Tf  v_rcp_iflag_f32 VRcpIflagF Tf  v_trunc_f32 VTruncF Tf  v_floor_f32 VFloorF Tf
     v_ceil_f32 VCeilF Tf  v_rndne_f32 VRndneF Tf  v_ldexp_f32 VLdexpF Tfb
@@ -222,6 +225,7 @@ operations! {
     atomic_and And M  atomic_and_x2 And2 M  atomic_or Or M  atomic_or_x2 Or2 M  atomic_xor Xor M  atomic_xor_x2 Xor2 M
     atomic_umin MinU M  atomic_umin_x2 MinU2 M  atomic_umax MaxU M  atomic_umax_x2 MaxU2 M
     buffer_wbl2 WriteBack Z  buffer_inv Invalidate Z
+    buffer_invl2 InvalidateLast Z  buffer_wbinvl1_vol InvalidateFirst Z
     ds_read_b32 DsRead M  ds_read_b64 DsRead2 M  ds_read_b96 DsRead3 M  ds_read_b128 DsRead4 M
     ds_read_u8 DsReadU8 M  ds_read_i8 DsReadI8 M  ds_read_u16 DsReadU16 M  ds_read_i16 DsReadI16 M
     ds_write_b8 DsWrite8 M  ds_write_b16 DsWrite16 M  ds_write_b32 DsWrite M  ds_write_b64 DsWrite2 M
@@ -230,11 +234,35 @@ operations! {
     ds_or_b32 DsOr M  ds_and_b32 DsAnd M  ds_add_u32 DsAdd M  ds_max_u32 DsMax M  ds_bpermute_b32 DsBpermute M
 }
 
-fn operation(name: &str) -> Option<(Op, &'static str)> {
-    static MAP: OnceLock<HashMap<&str, (Op, &str)>> = OnceLock::new();
-    MAP.get_or_init(|| OPERATIONS.iter().map(|(name, op, operands)| (*name, (*op, *operands))).collect())
-        .get(name)
-        .copied()
+/// Names that only some targets know.
+const NOT_OF_ALL: &[(&[Names], &[&str])] = &[
+    (&[Names::Gfx942], &["v_mov_b64", "v_lshl_add_u64", "buffer_inv"]),
+    (&[Names::Gfx90a], &["v_mac_f32", "v_mad_f32", "v_madmk_f32", "v_madak_f32", "buffer_invl2", "buffer_wbinvl1_vol"]),
+];
+
+impl Names {
+    /// The operation of this name, without what memory it is about and without its encoding.
+    fn operation(self, name: &str) -> Option<(Op, &'static str)> {
+        static MAP: OnceLock<HashMap<&str, (Op, &str)>> = OnceLock::new();
+        if NOT_OF_ALL.iter().any(|(whose, names)| names.contains(&name) && !whose.contains(&self)) {
+            return None;
+        }
+        MAP.get_or_init(|| OPERATIONS.iter().map(|(name, op, operands)| (*name, (*op, *operands))).collect())
+            .get(name)
+            .copied()
+    }
+
+    /// A bit of a memory access: what it says of scope, or 0 for a hint.
+    fn scope(self, modifier: &str) -> Option<u8> {
+        Some(match (self, modifier) {
+            (Names::Gfx942, "sc0") => SC0,
+            (Names::Gfx942, "sc1") => SC1,
+            (Names::Gfx942, "nt") => NT,
+            (Names::Gfx90a, "glc") => SC0,
+            (Names::Gfx90a, "slc") => NT,
+            _ => return None,
+        })
+    }
 }
 
 /// A program: the instructions of a code object, in order, and their text.
@@ -251,7 +279,7 @@ impl Program {
     }
 
     /// Reads what `llvm-objdump -d` says.
-    pub(crate) fn parse(listing: &str) -> Result<Self, String> {
+    pub(crate) fn parse(listing: &str, names: Names) -> Result<Self, String> {
         let mut program = Program { instructions: Vec::new(), entries: HashMap::new(), text: Vec::new() };
         let mut unknown = Vec::new();
         for line in listing.lines() {
@@ -263,7 +291,7 @@ impl Program {
             let text = text.trim();
             let address = comment.trim_start().split(':').next().and_then(|a| u32::from_str_radix(a, 16).ok());
             let address = address.ok_or_else(|| format!("no address: {line}"))?;
-            match decode(text, address) {
+            match decode(text, address, names) {
                 Ok(instruction) => program.instructions.push(instruction),
                 Err(why) => unknown.push(format!("{address:#x}: {text} ({why})")),
             }
@@ -337,12 +365,13 @@ fn first(register: &str) -> Option<u8> {
     }
 }
 
-fn decode(text: &str, address: u32) -> Result<Instruction, String> {
+fn decode(text: &str, address: u32, names: Names) -> Result<Instruction, String> {
     let (mnemonic, rest) = text.split_once(' ').unwrap_or((text, ""));
     let name = ["_e32", "_e64", "_sdwa"].iter().find_map(|s| mnemonic.strip_suffix(s)).unwrap_or(mnemonic);
     let parts = mnemonic.ends_with("_sdwa");
     let memory = name.strip_prefix("global_").or_else(|| name.strip_prefix("flat_"));
-    let (op, operands) = operation(memory.unwrap_or(name))
+    let (op, operands) = names
+        .operation(memory.unwrap_or(name))
         .filter(|(_, operands)| memory.is_none() || *operands == "M")
         .ok_or("mnemonic")?;
     let mut i = Instruction {
@@ -389,7 +418,7 @@ fn decode(text: &str, address: u32) -> Result<Instruction, String> {
     let mut selected = [parts; 2];
     for modifier in modifiers {
         selected[1] &= !modifier.starts_with("dst_sel");
-        apply(&mut i, operands, modifier)?;
+        apply(&mut i, operands, modifier, names)?;
     }
     if matches!(op, Op::WriteBack | Op::Invalidate) && i.scope & !(SC0 | SC1) != 0 {
         return Err("scope".to_owned());
@@ -422,7 +451,8 @@ fn pieces(rest: &str) -> Vec<&str> {
 }
 
 fn is_modifier(word: &str) -> bool {
-    matches!(word, "sc0" | "sc1" | "nt" | "glc" | "gds") || (word.contains(':') && !word.contains(['[', '|', '-']))
+    matches!(word, "sc0" | "sc1" | "nt" | "glc" | "slc" | "dlc" | "scc" | "gds")
+        || (word.contains(':') && !word.contains(['[', '|', '-']))
 }
 
 fn integer(words: &[&str], at: usize) -> Result<i32, String> {
@@ -597,18 +627,13 @@ fn source_of(i: &mut Instruction, text: &str, kind: char, at: usize) -> Result<S
     })
 }
 
-fn apply(i: &mut Instruction, operands: &str, modifier: &str) -> Result<(), String> {
+fn apply(i: &mut Instruction, operands: &str, modifier: &str, names: Names) -> Result<(), String> {
     let unknown = || format!("modifier {modifier}");
     let m = &mut i.modifiers;
     let Some((name, value)) = modifier.split_once(':') else {
         // What an atomic answers is said by its target; nt is a hint.
-        i.scope |= match modifier {
-            "sc0" => SC0,
-            "sc1" => SC1,
-            "nt" => NT,
-            _ => return Err(unknown()),
-        };
-        let takes = operands == "M" || matches!(i.op, Op::WriteBack | Op::Invalidate);
+        i.scope |= names.scope(modifier).ok_or_else(unknown)?;
+        let takes = operands == "M" || (names == Names::Gfx942 && matches!(i.op, Op::WriteBack | Op::Invalidate));
         return if takes { Ok(()) } else { Err(unknown()) };
     };
     if operands == "M" {
@@ -662,6 +687,11 @@ fn apply(i: &mut Instruction, operands: &str, modifier: &str) -> Result<(), Stri
 mod tests {
     use super::*;
 
+    /// Of gfx942.
+    fn decode(text: &str, address: u32) -> Result<Instruction, String> {
+        super::decode(text, address, Names::Gfx942)
+    }
+
     fn refused(text: &str) -> String {
         decode(text, 0).err().unwrap_or_else(|| panic!("{text} was taken"))
     }
@@ -710,5 +740,23 @@ mod tests {
         let i = decode("global_atomic_add_x2 v3, v[2:3], s[4:5] sc1", 0).expect("known");
         assert_eq!((i.target, i.source[2]), (Target::None, Source::Vector(2)));
         assert_eq!(decode("s_waitcnt vmcnt(3) lgkmcnt(0)", 0).expect("known").value, 3);
+    }
+
+    /// Each target has its own words, and no other's.
+    #[test]
+    fn names_are_those_of_the_target() {
+        let decode = |text: &str, names| super::decode(text, 0, names);
+        let refused = |text: &str, names| decode(text, names).err().unwrap_or_else(|| panic!("{text} was taken"));
+        let i = decode("global_load_dwordx2 v[2:3], v0, s[2:3] glc", Names::Gfx90a).expect("known");
+        assert_eq!((i.op, i.scope), (Op::Load2, SC0));
+        assert_eq!(decode("buffer_invl2", Names::Gfx90a).expect("known").op, Op::InvalidateLast);
+        assert_eq!(decode("buffer_wbinvl1_vol", Names::Gfx90a).expect("known").op, Op::InvalidateFirst);
+        assert_eq!(refused("global_load_dword v0, v[2:3], off sc1", Names::Gfx90a), "modifier sc1");
+        assert_eq!(refused("global_load_dword v0, v[2:3], off scc", Names::Gfx90a), "modifier scc");
+        assert_eq!(refused("buffer_wbl2 sc1", Names::Gfx90a), "modifier sc1");
+        assert_eq!(refused("buffer_inv sc1", Names::Gfx90a), "mnemonic");
+        assert_eq!(refused("v_lshl_add_u64 v[0:1], v[2:3], 0, v[4:5]", Names::Gfx90a), "mnemonic");
+        assert_eq!(refused("buffer_invl2", Names::Gfx942), "mnemonic");
+        assert_eq!(refused("v_mac_f32_e32 v0, v1, v2", Names::Gfx942), "mnemonic");
     }
 }

@@ -5,9 +5,10 @@ use std::collections::VecDeque;
 use half::f16;
 
 use crate::{
+    architecture::{Architecture, CacheKind},
     floats,
     isa::{EXEC, Instruction, Modifiers, Op, Part, Program, Rest, SC0, SC1, Source, Target, VCC},
-    memory::{self, Allocation, Cache, Kind, Map},
+    memory::{Allocation, Caches, Kind, Map, Past},
     random::Random,
 };
 
@@ -31,6 +32,8 @@ pub(crate) struct Access {
     op: Op,
     width: u8,
     scope: u8,
+    /// Peers may see it once it is done, whatever is outstanding.
+    published: bool,
     target: Option<u8>,
     lanes: u64,
     /// From the lowest address to behind the highest.
@@ -51,12 +54,11 @@ enum What {
 pub(crate) struct Context<'a> {
     pub(crate) program: &'a Program,
     pub(crate) map: &'a Map,
-    pub(crate) cache: &'a mut Cache,
+    pub(crate) architecture: &'static Architecture,
+    pub(crate) caches: Caches<'a>,
     pub(crate) device: u32,
     /// One cache for all of the device: what is done at its scope needs no write-back and no invalidation.
     pub(crate) one_cache: bool,
-    /// No caches at all.
-    pub(crate) plain: bool,
     pub(crate) shared: &'a mut [u8],
     #[allow(clippy::vec_box)]
     pub(crate) spare: &'a mut Vec<Box<Access>>,
@@ -92,6 +94,7 @@ impl Access {
             op: Op::Load,
             width: 0,
             scope: 0,
+            published: false,
             target: None,
             lanes: 0,
             range: (0, 0),
@@ -107,8 +110,15 @@ impl Access {
             (What::WriteBack, _) => false,
             (What::Load, What::WriteBack) => false,
             (_, What::WriteBack) => true,
-            _ => self.overlaps(newer),
+            // Loads may go in any order but where they come to the same registers: compilers count on that.
+            _ => self.overlaps(newer) || self.registers_overlap(newer),
         }
+    }
+
+    fn registers_overlap(&self, other: &Access) -> bool {
+        let (Some(a), Some(b)) = (self.target, other.target) else { return false };
+        let words = |access: &Access| u16::from(access.width.div_ceil(4));
+        u16::from(a) < u16::from(b) + words(other) && u16::from(b) < u16::from(a) + words(self)
     }
 
     fn overlaps(&self, other: &Access) -> bool {
@@ -915,6 +925,15 @@ impl Wave {
                 let c = &self.vector[v as usize];
                 each!(l, float(a[l]).mul_add(float(b[l]), float(c[l])).to_bits())
             }
+            Op::VMadF | Op::VMadmkF | Op::VMadakF => {
+                v3!(|a, b, c| floats::multiply_add(float(a), float(b), float(c)).to_bits())
+            }
+            Op::VMacF => {
+                let Target::Vector(v) = i.target else { return Some(bad(i)) };
+                let (a, b) = (self.lanes(i, 0, SINGLE, ka), self.lanes(i, 1, SINGLE, kb));
+                let c = &self.vector[v as usize];
+                each!(l, floats::multiply_add(float(a[l]), float(b[l]), float(c[l])).to_bits())
+            }
             Op::VPkAddF => pack!(|x, y| x + y),
             Op::VPkMulF => pack!(|x, y| x * y),
             Op::VPkFmaF => pack!(|x, y, z| x.mul_add(y, z)),
@@ -1086,6 +1105,7 @@ impl Wave {
                 if context.takes_effect(i.scope) {
                     let mut access = context.spare.pop().unwrap_or_else(Access::new);
                     access.what = What::WriteBack;
+                    access.published = false;
                     access.lanes = 1;
                     self.outstanding.push_back(Some(access));
                     return Some(Stop::Waits);
@@ -1094,9 +1114,11 @@ impl Wave {
             // At once: loads that follow are fresh, whatever is still outstanding.
             Op::Invalidate => {
                 if context.takes_effect(i.scope) {
-                    context.cache.invalidate();
+                    context.caches.last.iter_mut().for_each(|c| c.invalidate());
                 }
             }
+            Op::InvalidateFirst => context.caches.first.iter_mut().for_each(|c| c.invalidate()),
+            Op::InvalidateLast => context.caches.last.iter_mut().for_each(|c| c.invalidate()),
             Op::DsRead
             | Op::DsRead2
             | Op::DsRead3
@@ -1194,8 +1216,7 @@ impl Wave {
             }
         }
         let Some(mut access) = self.outstanding[pick].take() else { return Ok(false) };
-        let published = matches!(access.what, What::Store | What::Atomic) && access.scope & SC1 != 0;
-        let exposed = published && self.outstanding.iter().flatten().any(|a| a.what == What::WriteBack);
+        let exposed = access.published && self.outstanding.iter().flatten().any(|a| a.what == What::WriteBack);
         // Lanes need not go together.
         let all = access.lanes;
         if all.count_ones() > 1 && context.random.once_in(8) {
@@ -1222,18 +1243,14 @@ impl Wave {
         // The two lowest bits are ignored, as the hardware does.
         let address = self.read_wide(i.source[0]).wrapping_add_signed(offset) & !3;
         let bytes = u64::from(i.width) * 4;
-        let cached = match context.find(address, bytes, false) {
+        let found = match context.find(address, bytes, false) {
             Err(why) => return Some(Stop::Fault(why)),
-            Ok(found) => found.kind == Kind::Device && !context.plain,
+            Ok(found) => found,
         };
         for k in 0..i.width {
             let mut word = [0; 4];
             let at = address + 4 * u64::from(k);
-            if cached {
-                context.cache.load(at, &mut word)
-            } else {
-                memory::load_memory(at, &mut word)
-            }
+            context.caches.load_scalar(&found, Past::None, at, &mut word);
             self.scalar[(to + k) as usize] = u32::from_le_bytes(word);
         }
         None
@@ -1300,8 +1317,20 @@ impl Wave {
             Target::Vector(v) => Some(v),
             _ => None,
         };
-        // At the device's scope or wider.
-        let published = what != What::Load && i.scope & SC1 != 0;
+        let published = what != What::Load
+            && match context.architecture.caches {
+                // At the device's scope or wider.
+                CacheKind::OfDies => i.scope & SC1 != 0,
+                // Stores say no scope: flags and packets are narrow and where no cache keeps them.
+                CacheKind::OfUnits => {
+                    i.width <= 8
+                        && context
+                            .map
+                            .find(access.address[lanes.trailing_zeros() as usize])
+                            .is_some_and(|a| a.kind != Kind::Device)
+                }
+            };
+        access.published = published;
         self.outstanding.push_back(Some(access));
         // The counter has 6 bits: the hardware waits before it overflows.
         if self.outstanding.len() >= 60 {
@@ -1423,8 +1452,11 @@ impl Context<'_> {
 
     /// Whether a write-back or invalidation of this scope does anything.
     fn takes_effect(&self, scope: u8) -> bool {
-        // sc0 alone is the block, whose waves share a cache; sc1 alone is the device.
-        !self.plain && scope & SC1 != 0 && (scope & SC0 != 0 || !self.one_cache)
+        match self.architecture.caches {
+            // sc0 alone is the block, whose waves share a cache; sc1 alone is the device.
+            CacheKind::OfDies => scope & SC1 != 0 && (scope & SC0 != 0 || !self.one_cache),
+            CacheKind::OfUnits => true,
+        }
     }
 }
 
@@ -1432,7 +1464,7 @@ impl Access {
     fn complete(&self, wave: &mut Wave, context: &mut Context<'_>) -> Result<(), String> {
         match self.what {
             What::WriteBack => {
-                context.cache.write_back();
+                context.caches.last.iter_mut().for_each(|c| c.write_back());
                 Ok(())
             }
             What::Load => self.load(wave, context),
@@ -1454,26 +1486,23 @@ impl Access {
         Ok(found)
     }
 
+    fn past(&self) -> Past {
+        match self.scope {
+            scope if scope & SC1 != 0 => Past::All,
+            scope if scope & SC0 != 0 => Past::First,
+            _ => Past::None,
+        }
+    }
+
     fn load(&self, wave: &mut Wave, context: &mut Context<'_>) -> Result<(), String> {
         let width = usize::from(self.width);
         let target = usize::from(self.target.unwrap_or(0));
-        let far = context.plain || self.scope & SC1 != 0;
+        let past = self.past();
         let mut last = None;
         let mut data = [0u8; 16];
         for l in bits(self.lanes) {
-            let direct = far || self.allocation(l, &mut last, context)?.kind != Kind::Device;
-            if far {
-                self.allocation(l, &mut last, context)?;
-            }
-            let out = &mut data[..width];
-            if direct {
-                if !context.plain {
-                    context.cache.flush(self.address[l], width);
-                }
-                memory::load_memory(self.address[l], out);
-            } else {
-                context.cache.load(self.address[l], out);
-            }
+            let found = self.allocation(l, &mut last, context)?;
+            context.caches.load(&found, past, self.address[l], &mut data[..width]);
             let word = |k: usize| u32::from_le_bytes([data[4 * k], data[4 * k + 1], data[4 * k + 2], data[4 * k + 3]]);
             let (byte, short) = (data[0], u16::from_le_bytes([data[0], data[1]]));
             let old = wave.vector[target][l];
@@ -1503,25 +1532,17 @@ impl Access {
 
     fn store(&self, context: &mut Context<'_>) -> Result<(), String> {
         let width = usize::from(self.width);
-        let far = context.plain || self.scope & SC1 != 0;
+        let past = self.past();
         let high = matches!(self.op, Op::Store8High | Op::Store16High);
         let mut last = None;
         let mut data = [0u8; 16];
         for l in bits(self.lanes) {
-            let kind = self.allocation(l, &mut last, context)?.kind;
+            let found = self.allocation(l, &mut last, context)?;
             for k in 0..width.div_ceil(4) {
                 let word = if high { self.data[0][l] >> 16 } else { self.data[k][l] };
                 data[4 * k..4 * k + 4].copy_from_slice(&word.to_le_bytes());
             }
-            let data = &data[..width];
-            if far || kind != Kind::Device {
-                memory::store_memory(self.address[l], data);
-                if !context.plain {
-                    context.cache.update(self.address[l], data);
-                }
-            } else {
-                context.cache.store(self.address[l], data);
-            }
+            context.caches.store(&found, past, self.address[l], &data[..width]);
         }
         Ok(())
     }
@@ -1537,10 +1558,7 @@ impl Access {
             let word = |k: usize| u64::from(self.data[k][l]);
             let new = if wide { word(0) | word(1) << 32 } else { word(0) };
             let compared = if wide { word(2) | word(3) << 32 } else { word(1) };
-            if !context.plain {
-                context.cache.flush(address, self.width.into());
-            }
-            let old = memory::change_memory(address, self.width, |old| match self.op {
+            let old = context.caches.change(address, self.width, |old| match self.op {
                 Swap | Swap2 => new,
                 CmpSwap | CmpSwap2 if old == compared => new,
                 CmpSwap | CmpSwap2 => old,
@@ -1552,12 +1570,6 @@ impl Access {
                 MinU | MinU2 => old.min(new),
                 _ => old.max(new),
             });
-            // The line has the word as memory has it now.
-            if !context.plain {
-                let mut now = [0; 8];
-                memory::load_memory(address, &mut now[..usize::from(self.width)]);
-                context.cache.update(address, &now[..usize::from(self.width)]);
-            }
             if let (Some(target), true) = (self.target, self.scope & SC0 != 0) {
                 wave.vector[usize::from(target)][l] = old as u32;
                 if wide {
