@@ -11,7 +11,7 @@ pub(crate) struct Architecture {
     pub(crate) machine: u32,
     /// Lanes of a wave.
     pub(crate) lanes: u32,
-    /// Compute units of a device unless the environment says otherwise.
+    /// Compute units, or pairs of them as HIP counts for RDNA, of a device unless the environment says otherwise.
     pub(crate) units: u32,
     pub(crate) caches: CacheKind,
     pub(crate) unit: Unit,
@@ -26,6 +26,8 @@ pub(crate) enum CacheKind {
     /// One a device that keeps stores until they are written back, and what is not the device's own until it is
     /// invalidated; one a unit before it, which stores go through.
     OfUnits,
+    /// Nothing keeps stores. One a compute unit, of which a unit here has two, and one a shader array before memory.
+    OfPairs,
 }
 
 /// What limits the blocks of a unit.
@@ -45,12 +47,19 @@ pub(crate) struct Unit {
 pub(crate) enum Names {
     Gfx90a,
     Gfx942,
+    Gfx1100,
 }
+
+/// Arrays of gfx1100: units share a cache of the second level.
+pub(crate) const ARRAYS: u32 = 12;
+
+/// A pair of compute units: four vector units with 1536 registers and 16 waves each; 128 KiB; 32 blocks.
+const RDNA: Unit = Unit { vector_units: 4, registers: 1536, waves: 16, shared: 131_072, blocks: 32 };
 
 /// Four vector units with 512 registers and 8 waves each; 64 KiB; 16 blocks that have barriers.
 const CDNA: Unit = Unit { vector_units: 4, registers: 512, waves: 8, shared: 65536, blocks: 16 };
 
-static ALL: [Architecture; 2] = [
+static ALL: [Architecture; 3] = [
     Architecture {
         name: "gfx90a",
         full_name: "gfx90a:sramecc+:xnack-",
@@ -71,6 +80,16 @@ static ALL: [Architecture; 2] = [
         unit: CDNA,
         names: Names::Gfx942,
     },
+    Architecture {
+        name: "gfx1100",
+        full_name: "gfx1100",
+        machine: 0x41,
+        lanes: 32,
+        units: 48,
+        caches: CacheKind::OfPairs,
+        unit: RDNA,
+        names: Names::Gfx1100,
+    },
 ];
 
 /// The target that is emulated unless another is asked for.
@@ -90,6 +109,6 @@ mod tests {
     fn targets_have_names_and_others_are_told_them() {
         assert_eq!(super::named(super::DEFAULT).expect("known").machine, 0x4c);
         let why = super::named("gfx90").expect_err("no target");
-        assert_eq!(why, "gfx90 is no target that is emulated; known are gfx90a, gfx942");
+        assert_eq!(why, "gfx90 is no target that is emulated; known are gfx90a, gfx942, gfx1100");
     }
 }

@@ -8,7 +8,10 @@ use std::{
 
 use object::{Object, ObjectSection, ObjectSegment, ObjectSymbol};
 
-use crate::{architecture::Architecture, isa::Program};
+use crate::{
+    architecture::{Architecture, CacheKind},
+    isa::Program,
+};
 
 /// A loaded code object.
 pub(crate) struct CodeObject {
@@ -46,6 +49,8 @@ pub(crate) struct Kernel {
     pub(crate) dispatch_at: Option<u8>,
     pub(crate) arguments_at: Option<u8>,
     pub(crate) block_at: [Option<u8>; 3],
+    /// A block's waves are on both compute units of a pair.
+    pub(crate) on_pairs: bool,
 }
 
 /// The machine's number in `e_flags`.
@@ -252,6 +257,7 @@ impl Kernel {
             dispatch_at,
             arguments_at,
             block_at,
+            on_pairs: architecture.caches == CacheKind::OfPairs && resources >> 29 & 1 == 1,
         })
     }
 

@@ -12,7 +12,7 @@ use std::{
 };
 
 use crate::{
-    architecture::{Architecture, CacheKind},
+    architecture::{ARRAYS, Architecture, CacheKind},
     code_object::{CodeObject, Hidden, Kernel},
     memory::{Cache, Caches, FEW_LINES, Kind, LINE, LINES, Map},
     random::Random,
@@ -72,9 +72,10 @@ struct Launch {
     /// Memory of the launch: arguments, then the dispatch packet.
     arguments: Box<[u64]>,
     packet: Box<[u64; 8]>,
-    /// Of dies, and of units before them.
+    /// Of dies, of units before them, and of arrays between.
     caches: Vec<Cache>,
     firsts: Vec<Cache>,
+    seconds: Vec<Cache>,
     next: u32,
     live: u32,
     /// Of a unit, as parts of [`UNIT`].
@@ -87,15 +88,19 @@ impl Launch {
         &self.spec.object.kernels[&self.spec.kernel]
     }
 
-    /// What the memory operations of block `number` go through.
-    fn caches(&mut self, number: u32) -> Caches<'_> {
-        let of = |caches: &mut Vec<Cache>| (!caches.is_empty()).then(|| number as usize % caches.len());
-        let (first, last) = (of(&mut self.firsts), of(&mut self.caches));
+    /// What the memory operations of block `number` go through, of its waves on either side of a pair of units.
+    fn caches(&mut self, number: u32, side: u32) -> Caches<'_> {
+        let architecture = self.spec.object.architecture;
+        let place = if architecture.caches == CacheKind::OfPairs { 2 * number + side } else { number };
+        let of = |caches: &[Cache], number: u32| (!caches.is_empty()).then(|| number as usize % caches.len());
+        let (first, last) = (of(&self.firsts, place), of(&self.caches, number));
+        let second = of(&self.seconds, number);
         Caches {
             device: self.spec.device,
             first: first.map(|k| &mut self.firsts[k]),
+            second: second.map(|k| &mut self.seconds[k]),
             last: last.map(|k| &mut self.caches[k]),
-            probed: self.spec.object.architecture.caches == CacheKind::OfUnits,
+            probed: architecture.caches == CacheKind::OfUnits,
         }
     }
 }
@@ -115,6 +120,8 @@ struct Block {
 struct Runner {
     wave: Wave,
     block: usize,
+    /// Of a pair of compute units.
+    side: u32,
 }
 
 #[derive(Default)]
@@ -212,16 +219,19 @@ impl Machine {
             return;
         }
         let one = self.random.once_in(2);
-        let (caches, firsts) = match self.settings.target.caches {
-            _ if !self.settings.caches => (0, 0),
-            CacheKind::OfDies => (if one { 1 } else { self.settings.dies.min(spec.blocks).max(1) }, 0),
-            CacheKind::OfUnits => (1, self.settings.units.min(spec.blocks).max(1)),
+        let blocks = self.settings.units.min(spec.blocks).max(1);
+        let (caches, firsts, seconds) = match self.settings.target.caches {
+            _ if !self.settings.caches => (0, 0, 0),
+            CacheKind::OfDies => (if one { 1 } else { self.settings.dies.min(spec.blocks).max(1) }, 0, 0),
+            CacheKind::OfUnits => (1, blocks, 0),
+            CacheKind::OfPairs => (0, 2 * blocks, ARRAYS.min(blocks)),
         };
         let mut launch = Launch {
             arguments: arguments(&spec, kernel),
             packet: packet(&spec),
             caches: (0..caches).map(|_| Cache::new(LINES)).collect(),
             firsts: (0..firsts).map(|_| Cache::new(FEW_LINES)).collect(),
+            seconds: (0..seconds).map(|_| Cache::new(LINES)).collect(),
             token,
             next: 0,
             live: 0,
@@ -257,10 +267,12 @@ impl Machine {
                 && self.random.once_in(2)
             {
                 let block = self.random.below(launch.spec.blocks.into()) as u32;
-                launch.caches(block).touch(&found, line);
+                let side = self.random.below(2) as u32;
+                launch.caches(block, side).touch(&found, line);
             }
         }
-        launch.caches.iter_mut().chain(&mut launch.firsts).for_each(|c| c.history.clear());
+        let all = launch.caches.iter_mut().chain(&mut launch.firsts).chain(&mut launch.seconds);
+        all.for_each(|c| c.history.clear());
     }
 
     pub(crate) fn finished(&mut self) -> Vec<Finished> {
@@ -376,7 +388,7 @@ impl Machine {
 
     /// Calls `work` with a wave and what it runs in.
     fn with<R>(&mut self, runner: usize, map: &Map, work: impl FnOnce(&mut Wave, &mut Context<'_>) -> R) -> R {
-        let Runner { wave, block } = &mut self.runners[runner];
+        let Runner { wave, block, side } = &mut self.runners[runner];
         let block = &mut self.blocks[*block];
         let launch = &mut self.launches[block.launch];
         let range = |words: &[u64]| (words.as_ptr() as u64, words.as_ptr() as u64 + size_of_val(words) as u64);
@@ -393,7 +405,7 @@ impl Machine {
             random: &mut self.random,
             own: [range(&launch.arguments), range(&launch.packet[..])],
             base: launch.spec.base,
-            caches: launch.caches(block.number),
+            caches: launch.caches(block.number, *side),
             // 100 MHz, of real time: hosts and kernels have deadlines in common.
             clock: &|| began.elapsed().as_nanos() as u64 / 10,
             steps: 0,
@@ -598,7 +610,7 @@ impl Machine {
         for w in 0..waves {
             let l = &self.launches[launch];
             let kernel = l.kernel();
-            let mut wave = Wave::new(kernel.entry, kernel.vector_registers as usize, &mut self.random);
+            let mut wave = Wave::new(kernel.entry, kernel.vector_registers as usize, lanes, &mut self.random);
             if let Some(at) = kernel.dispatch_at {
                 wave.set_pair(at, packet);
             }
@@ -614,7 +626,8 @@ impl Machine {
             wave.set_pair(crate::isa::EXEC, u64::MAX >> (64 - active));
             // x in the low 10 bits; y and z, above, are 0.
             wave.vector[0] = std::array::from_fn(|l| w * lanes + l as u32);
-            let runner = self.runners.insert(Runner { wave, block });
+            let side = if l.kernel().on_pairs { w % 2 } else { 0 };
+            let runner = self.runners.insert(Runner { wave, block, side });
             self.blocks[block].waves.push(runner);
             // Waves do not start together.
             let until = self.tick + self.random.below(64);

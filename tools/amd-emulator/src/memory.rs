@@ -272,6 +272,8 @@ pub(crate) struct Caches<'a> {
     pub(crate) device: u32,
     /// The nearest, which stores go through and which keeps what it read of any kind of memory until it is invalidated.
     pub(crate) first: Option<&'a mut Cache>,
+    /// Another one of the kind behind it.
+    pub(crate) second: Option<&'a mut Cache>,
     /// The last, which keeps stores to devices' ordinary memory until they are written back.
     pub(crate) last: Option<&'a mut Cache>,
     /// Whether the last one is told of stores to the device's own memory.
@@ -283,16 +285,19 @@ impl Caches<'_> {
     pub(crate) fn load(&mut self, found: &Allocation, past: Past, address: u64, out: &mut [u8]) {
         match &mut self.first {
             Some(first) if found.kind != Kind::Image => {
-                let (device, probed, last) = (self.device, self.probed, &mut self.last);
-                let mut below = |address, out: &mut [u8]| {
-                    load_last(last, probed && found.device == device, found, past, address, out)
-                };
-                if past == Past::None {
-                    first.load_through(address, out, below);
-                } else {
-                    below(address, out);
+                let (second, last, probed) =
+                    (&mut self.second, &mut self.last, self.probed && found.device == self.device);
+                let mut last = |address, out: &mut [u8]| load_last(last, probed, found, past, address, out);
+                if past != Past::None {
+                    last(address, out);
                     first.update(address, out);
+                    second.iter_mut().for_each(|c| c.update(address, out));
+                    return;
                 }
+                first.load_through(address, out, |address, out| match second {
+                    Some(second) => second.load_through(address, out, last),
+                    None => last(address, out),
+                });
             }
             _ => self.load_scalar(found, past, address, out),
         }
@@ -304,8 +309,8 @@ impl Caches<'_> {
     }
 
     pub(crate) fn store(&mut self, found: &Allocation, past: Past, address: u64, data: &[u8]) {
-        if let Some(first) = &mut self.first {
-            first.update(address, data);
+        for cache in [&mut self.first, &mut self.second].into_iter().flatten() {
+            cache.update(address, data);
         }
         match &mut self.last {
             Some(last) if past != Past::All && found.kind == Kind::Device => last.store(address, data),
@@ -329,7 +334,7 @@ impl Caches<'_> {
             let mut now = [0; 8];
             let now = &mut now[..usize::from(bytes)];
             load_memory(address, now);
-            for cache in [&mut self.first, &mut self.last].into_iter().flatten() {
+            for cache in [&mut self.first, &mut self.second, &mut self.last].into_iter().flatten() {
                 cache.update(address, now);
             }
         }

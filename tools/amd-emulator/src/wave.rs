@@ -1,4 +1,4 @@
-//! A wave: 64 lanes, their registers, and the instructions.
+//! A wave: its lanes, their registers, and the instructions. Lanes that a target's waves do not have are never active.
 
 use std::collections::VecDeque;
 
@@ -12,6 +12,7 @@ use crate::{
     random::Random,
 };
 
+/// Lanes that there is room for: those of the widest waves. `Architecture` says how many a target's have.
 pub(crate) const LANES: usize = 64;
 type Lanes = [u32; LANES];
 type Wide = [u64; LANES];
@@ -22,8 +23,19 @@ pub(crate) struct Wave {
     pub(crate) vector: Vec<Lanes>,
     condition: bool,
     pub(crate) at: usize,
-    /// Vector memory operations in the order of issue; `None` is complete.
-    pub(crate) outstanding: VecDeque<Option<Box<Access>>>,
+    /// The lanes that its target's waves have, which masks have bits for.
+    all: u64,
+    /// See [`Op::VKeep`].
+    kept: Box<Lanes>,
+    /// Vector memory operations in the order of issue.
+    pub(crate) outstanding: VecDeque<Issued>,
+}
+
+pub(crate) struct Issued {
+    /// Counted with stores, by targets that count them apart.
+    apart: bool,
+    /// `None` is complete.
+    access: Option<Box<Access>>,
 }
 
 /// An outstanding vector memory operation.
@@ -149,7 +161,7 @@ fn bits(mask: u64) -> impl Iterator<Item = usize> {
 }
 
 impl Wave {
-    pub(crate) fn new(entry: usize, registers: usize, random: &mut Random) -> Self {
+    pub(crate) fn new(entry: usize, registers: usize, lanes: u32, random: &mut Random) -> Self {
         // Whoever reads what nobody wrote shall not find zeros.
         let junk = random.next() as u32;
         Wave {
@@ -157,6 +169,8 @@ impl Wave {
             vector: vec![[junk; LANES]; registers],
             condition: false,
             at: entry,
+            all: u64::MAX >> (64 - lanes),
+            kept: Box::new([junk; LANES]),
             outstanding: VecDeque::new(),
         }
     }
@@ -178,7 +192,7 @@ impl Wave {
             Source::Scalar(s) => self.scalar[s as usize],
             Source::Constant(c) => c as u32,
             Source::Vector(v) => self.vector[v as usize][self.exec().trailing_zeros() as usize % LANES],
-            Source::None => 0,
+            Source::None | Source::Kept => 0,
         }
     }
     fn read_wide(&self, source: Source) -> u64 {
@@ -187,6 +201,23 @@ impl Wave {
             Source::Constant(c) => c,
             _ => 0,
         }
+    }
+    /// A mask of lanes, as many bits as a wave has lanes.
+    fn read_mask(&self, source: Source) -> u64 {
+        self.all
+            & match source {
+                Source::Scalar(s) if self.is_narrow() => self.scalar[s as usize].into(),
+                other => self.read_wide(other),
+            }
+    }
+    fn write_mask(&mut self, target: Target, x: u64) {
+        if self.is_narrow() { self.write(target, x as u32) } else { self.write_wide(target, x) }
+    }
+    fn lane_count(&self) -> usize {
+        self.all.count_ones() as usize
+    }
+    fn is_narrow(&self) -> bool {
+        self.all != u64::MAX
     }
     fn write(&mut self, target: Target, x: u32) {
         if let Target::Scalar(s) = target {
@@ -207,6 +238,7 @@ impl Wave {
             source => {
                 match source {
                     Source::Vector(v) => *buffer = self.vector[v as usize],
+                    Source::Kept => *buffer = *self.kept,
                     other => *buffer = [self.read(other); LANES],
                 }
                 if i.modified {
@@ -347,9 +379,9 @@ impl Wave {
         }
         macro_rules! save_exec {
             (|$a:ident| $value:expr) => {{
-                let $a = self.read_wide(i.source[0]);
-                let value: u64 = $value;
-                self.write_wide(i.target, exec);
+                let $a = self.read_mask(i.source[0]);
+                let value: u64 = $value & self.all;
+                self.write_mask(i.target, exec);
                 self.set_pair(EXEC, value);
                 self.condition = value != 0;
             }};
@@ -484,7 +516,7 @@ impl Wave {
         macro_rules! carry {
             (|$a:ident, $b:ident, $c:ident| $value:expr) => {{
                 let (a, b) = (self.lanes(i, 0, SINGLE, ka), self.lanes(i, 1, SINGLE, kb));
-                let carries = self.read_wide(i.source[2]);
+                let carries = self.read_mask(i.source[2]);
                 let (mut out, mut flags): (Lanes, [u8; LANES]) = ([0; LANES], [0; LANES]);
                 for l in 0..LANES {
                     let ($a, $b, $c) = (a[l], b[l], (carries >> l & 1) as u32);
@@ -494,7 +526,7 @@ impl Wave {
                 }
                 self.put(i, exec, &out);
                 let carries = gather(&flags) & exec;
-                self.write_wide(i.second, carries);
+                self.write_mask(i.second, carries);
             }};
         }
         macro_rules! mask {
@@ -510,7 +542,7 @@ impl Wave {
                     }
                 }
                 let found = gather(&flags) & exec;
-                self.write_wide(i.target, found);
+                self.write_mask(i.target, found);
             }};
         }
         macro_rules! cmp {
@@ -564,17 +596,25 @@ impl Wave {
 
         match i.op {
             Op::Nop | Op::SetPriority | Op::SDcacheInv | Op::SIcacheInv | Op::VNop => {}
+            Op::Delay | Op::Clause | Op::WaitHazard | Op::Prefetch | Op::Message => {}
+            Op::CodeEnd => return Some(Stop::Fault("it ran beyond its code".to_owned())),
+            Op::VKeep => {
+                if let Source::Vector(v) = i.source[0] {
+                    *self.kept = self.vector[v as usize];
+                }
+            }
             Op::Sleep => return Some(Stop::Sleeps),
             Op::End => return Some(Stop::Ends),
             Op::Barrier => return Some(Stop::Barrier),
-            Op::Wait => return self.wait(i.value, context),
+            Op::Wait => return self.wait(i.value, false, context),
+            Op::WaitStores => return self.wait(i.value, true, context),
             Op::Branch => branch!(true),
             Op::BranchExecZ => branch!(exec == 0),
             Op::BranchExecNz => branch!(exec != 0),
             Op::BranchScc0 => branch!(!self.condition),
             Op::BranchScc1 => branch!(self.condition),
-            Op::BranchVccZ => branch!(self.pair(VCC) == 0),
-            Op::BranchVccNz => branch!(self.pair(VCC) != 0),
+            Op::BranchVccZ => branch!(self.read_mask(Source::Scalar(VCC)) == 0),
+            Op::BranchVccNz => branch!(self.read_mask(Source::Scalar(VCC)) != 0),
 
             Op::SMov => s1!(|a| a),
             Op::SMovK => s1!(|a| a as i16 as u32),
@@ -749,7 +789,7 @@ impl Wave {
             // Of four bytes, as all forms of it are.
             Op::SGetPc => self.write_wide(i.target, context.base + u64::from(i.address) + 4),
             Op::SLoad | Op::SLoad2 | Op::SLoad4 | Op::SLoad8 | Op::SLoad16 => return self.load_scalars(i, context),
-            Op::SMemTime | Op::SMemRealTime => {
+            Op::SMemTime | Op::SMemRealTime | Op::MessageTime => {
                 let now = (context.clock)();
                 self.write_wide(i.target, now);
             }
@@ -778,13 +818,13 @@ impl Wave {
                 self.write(i.target, x);
             }
             Op::VReadLane => {
-                let lane = self.read(i.source[1]) as usize % LANES;
+                let lane = self.read(i.source[1]) as usize % self.lane_count();
                 let Source::Vector(v) = i.source[0] else { return Some(bad(i)) };
                 let x = self.vector[v as usize][lane];
                 self.write(i.target, x);
             }
             Op::VWriteLane => {
-                let (x, lane) = (self.read(i.source[0]), self.read(i.source[1]) as usize % LANES);
+                let (x, lane) = (self.read(i.source[0]), self.read(i.source[1]) as usize % self.lane_count());
                 let Target::Vector(v) = i.target else { return Some(bad(i)) };
                 self.vector[v as usize][lane] = x;
             }
@@ -866,7 +906,7 @@ impl Wave {
             Op::VPerm => v3!(|a, b, c| permute(a, b, c)),
             Op::VCndMask => {
                 let (a, b) = (self.lanes(i, 0, SINGLE, ka), self.lanes(i, 1, SINGLE, kb));
-                let which = self.read_wide(i.source[2]);
+                let which = self.read_mask(i.source[2]);
                 each!(l, if which >> l & 1 == 1 { b[l] } else { a[l] })
             }
             Op::VMulLo => v2!(|a, b| a.wrapping_mul(b)),
@@ -893,7 +933,7 @@ impl Wave {
                     flags[l] = u8::from(flag);
                 }
                 self.put_wide(i, exec, &out);
-                self.write_wide(i.second, gather(&flags) & exec);
+                self.write_mask(i.second, gather(&flags) & exec);
             }
             // Of 16 bits; the upper half becomes 0.
             Op::VLshlRev16 => v2!(|a, b| (b & 0xffff) << (a & 15) & 0xffff),
@@ -958,10 +998,10 @@ impl Wave {
                     flags[l] = u8::from(flag);
                 }
                 self.put(i, exec, &out);
-                self.write_wide(i.second, gather(&flags) & exec);
+                self.write_mask(i.second, gather(&flags) & exec);
             }
             Op::VDivFmasF => {
-                let scaled = self.pair(VCC);
+                let scaled = self.read_mask(Source::Scalar(VCC));
                 let (a, b) = (self.lanes(i, 0, SINGLE, ka), self.lanes(i, 1, SINGLE, kb));
                 let c = self.lanes(i, 2, SINGLE, kc);
                 each!(l, floats::division_fused(float(a[l]), float(b[l]), float(c[l]), scaled >> l & 1 == 1).to_bits())
@@ -995,10 +1035,10 @@ impl Wave {
                     flags[l] = u8::from(flag);
                 }
                 self.put_wide(i, exec, &out);
-                self.write_wide(i.second, gather(&flags) & exec);
+                self.write_mask(i.second, gather(&flags) & exec);
             }
             Op::VDivFmasD => {
-                let scaled = self.pair(VCC);
+                let scaled = self.read_mask(Source::Scalar(VCC));
                 let (a, b, c) = (self.wide(i, 0, wa), self.wide(i, 1, wb), self.wide(i, 2, wc));
                 each_wide!(l, {
                     let (a, b, c) = (double(a[l]), double(b[l]), double(c[l]));
@@ -1107,7 +1147,7 @@ impl Wave {
                     access.what = What::WriteBack;
                     access.published = false;
                     access.lanes = 1;
-                    self.outstanding.push_back(Some(access));
+                    self.outstanding.push_back(Issued { apart: false, access: Some(access) });
                     return Some(Stop::Waits);
                 }
             }
@@ -1117,6 +1157,7 @@ impl Wave {
                     context.caches.last.iter_mut().for_each(|c| c.invalidate());
                 }
             }
+            Op::InvalidateSecond => context.caches.second.iter_mut().for_each(|c| c.invalidate()),
             Op::InvalidateFirst => context.caches.first.iter_mut().for_each(|c| c.invalidate()),
             Op::InvalidateLast => context.caches.last.iter_mut().for_each(|c| c.invalidate()),
             Op::DsRead
@@ -1148,13 +1189,18 @@ impl Wave {
     }
 
     /// Leaves at most `left` operations outstanding; complete in turn from the oldest, as they are counted.
-    fn wait(&mut self, left: i32, context: &mut Context<'_>) -> Option<Stop> {
+    fn wait(&mut self, left: i32, apart: bool, context: &mut Context<'_>) -> Option<Stop> {
         let Ok(left) = usize::try_from(left) else { return None };
         loop {
-            while let Some(None) = self.outstanding.front() {
-                self.outstanding.pop_front();
-            }
-            if self.outstanding.len() <= left {
+            self.retire();
+            // From the oldest that is not complete, of those that are counted together.
+            let counted = if self.is_narrow() {
+                let mut counted = self.outstanding.iter().filter(|o| o.apart == apart);
+                if counted.any(|o| o.access.is_some()) { 1 + counted.count() } else { 0 }
+            } else {
+                self.outstanding.len()
+            };
+            if counted <= left {
                 return None;
             }
             match self.complete_one(context, true) {
@@ -1173,9 +1219,16 @@ impl Wave {
         }
     }
 
-    /// Whether something is outstanding still.
+    /// Forgets what is complete, in order.
+    fn retire(&mut self) {
+        while self.outstanding.front().is_some_and(|o| o.access.is_none()) {
+            self.outstanding.pop_front();
+        }
+    }
+
+    /// Whether nothing is outstanding any more.
     pub(crate) fn is_drained(&self) -> bool {
-        self.outstanding.iter().all(Option::is_none)
+        self.outstanding.iter().all(|o| o.access.is_none())
     }
 
     /// One outstanding operation takes effect, any that no older one of the wave precedes. Whether that was a store
@@ -1188,13 +1241,13 @@ impl Wave {
         let mut pick = context.random.below(count as u64) as usize;
         // A write-back takes long: others are taken first, mostly.
         let slow = !context.random.once_in(4);
-        let waits = |a: &Option<Box<Access>>| a.as_ref().is_some_and(|a| !(slow && a.what == What::WriteBack));
+        let waits = |o: &Issued| o.access.as_ref().is_some_and(|a| !(slow && a.what == What::WriteBack));
         if !self.outstanding.iter().any(waits) {
             if !forced || self.is_drained() {
                 return Ok(false);
             }
             // Nothing but write-backs, which do not precede each other.
-            while self.outstanding[pick].is_none() {
+            while self.outstanding[pick].access.is_none() {
                 pick = (pick + 1) % count;
             }
         } else {
@@ -1205,7 +1258,7 @@ impl Wave {
         // Whom something precedes lets that go first.
         let mut older = 0;
         while older < pick {
-            let precedes = match (&self.outstanding[older], &self.outstanding[pick]) {
+            let precedes = match (&self.outstanding[older].access, &self.outstanding[pick].access) {
                 (Some(a), Some(b)) => a.precedes(b),
                 _ => false,
             };
@@ -1215,8 +1268,13 @@ impl Wave {
                 older += 1;
             }
         }
-        let Some(mut access) = self.outstanding[pick].take() else { return Ok(false) };
-        let exposed = access.published && self.outstanding.iter().flatten().any(|a| a.what == What::WriteBack);
+        let Some(mut access) = self.outstanding[pick].access.take() else { return Ok(false) };
+        // Where nothing is written back, it is the stores themselves that are late.
+        let late = |a: &Access| match context.architecture.caches {
+            CacheKind::OfPairs => a.what == What::Store && !a.published,
+            _ => a.what == What::WriteBack,
+        };
+        let exposed = access.published && self.outstanding.iter().any(|o| o.access.as_deref().is_some_and(late));
         // Lanes need not go together.
         let all = access.lanes;
         if all.count_ones() > 1 && context.random.once_in(8) {
@@ -1225,7 +1283,7 @@ impl Wave {
                 access.lanes = some;
                 let done = access.complete(self, context);
                 access.lanes = all & !some;
-                self.outstanding[pick] = Some(access);
+                self.outstanding[pick].access = Some(access);
                 return done.map(|()| exposed);
             }
         }
@@ -1322,7 +1380,7 @@ impl Wave {
                 // At the device's scope or wider.
                 CacheKind::OfDies => i.scope & SC1 != 0,
                 // Stores say no scope: flags and packets are narrow and where no cache keeps them.
-                CacheKind::OfUnits => {
+                CacheKind::OfUnits | CacheKind::OfPairs => {
                     i.width <= 8
                         && context
                             .map
@@ -1331,19 +1389,16 @@ impl Wave {
                 }
             };
         access.published = published;
-        self.outstanding.push_back(Some(access));
+        let apart = self.is_narrow() && what != What::Load && i.target == Target::None;
+        self.outstanding.push_back(Issued { apart, access: Some(access) });
         // The counter has 6 bits: the hardware waits before it overflows.
         if self.outstanding.len() >= 60 {
-            while let Some(None) = self.outstanding.front() {
-                self.outstanding.pop_front();
-            }
-            while self.outstanding.len() >= 60 && self.outstanding.iter().any(Option::is_some) {
+            self.retire();
+            while self.outstanding.len() >= 60 && !self.is_drained() {
                 if let Err(fault) = self.complete_one(context, true) {
                     return Some(Stop::Fault(fault));
                 }
-                while let Some(None) = self.outstanding.front() {
-                    self.outstanding.pop_front();
-                }
+                self.retire();
             }
         }
         published.then_some(Stop::Published)
@@ -1366,7 +1421,7 @@ impl Wave {
             let (from, which) = (self.vector[data], self.vector[address as usize]);
             let mut out = [0; LANES];
             for l in bits(lanes) {
-                let lane = (which[l].wrapping_add(i.value as u32) / 4) as usize % LANES;
+                let lane = (which[l].wrapping_add(i.value as u32) / 4) as usize % self.lane_count();
                 out[l] = if lanes >> lane & 1 == 1 { from[lane] } else { 0 };
             }
             put_lanes(&mut self.vector[target], lanes, &out);
@@ -1456,6 +1511,7 @@ impl Context<'_> {
             // sc0 alone is the block, whose waves share a cache; sc1 alone is the device.
             CacheKind::OfDies => scope & SC1 != 0 && (scope & SC0 != 0 || !self.one_cache),
             CacheKind::OfUnits => true,
+            CacheKind::OfPairs => false,
         }
     }
 }
