@@ -8,10 +8,14 @@ use std::{
 
 use object::{Object, ObjectSection, ObjectSegment, ObjectSymbol};
 
-use crate::isa::Program;
+use crate::{
+    architecture::{Architecture, CacheKind},
+    isa::Program,
+};
 
 /// A loaded code object.
 pub(crate) struct CodeObject {
+    pub(crate) architecture: &'static Architecture,
     pub(crate) program: Program,
     pub(crate) kernels: HashMap<String, Kernel>,
     /// What is loaded to memory, from address 0 of the object.
@@ -31,6 +35,7 @@ pub(crate) enum Hidden {
 /// A kernel.
 #[derive(Debug)]
 pub(crate) struct Kernel {
+    architecture: &'static Architecture,
     /// Index of the first instruction.
     pub(crate) entry: usize,
     pub(crate) vector_registers: u32,
@@ -44,21 +49,22 @@ pub(crate) struct Kernel {
     pub(crate) dispatch_at: Option<u8>,
     pub(crate) arguments_at: Option<u8>,
     pub(crate) block_at: [Option<u8>; 3],
+    /// A block's waves are on both compute units of a pair.
+    pub(crate) on_pairs: bool,
 }
 
-const GFX942: u32 = 0x4c;
 /// The machine's number in `e_flags`.
 const MACHINE: u32 = 0xff;
 const AMDGPU: u16 = 224;
 
 /// Loads `bytes`, or the program loaded from equal bytes before: disassembling takes longer than most tests.
-pub(crate) fn load(bytes: &[u8]) -> Result<Arc<CodeObject>, String> {
+pub(crate) fn load(bytes: &[u8], architecture: &'static Architecture) -> Result<Arc<CodeObject>, String> {
     static LOADED: Mutex<Vec<(Vec<u8>, Arc<CodeObject>)>> = Mutex::new(Vec::new());
     let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((_, object)) = loaded.iter().find(|(b, _)| b == bytes) {
         return Ok(object.clone());
     }
-    let object = Arc::new(CodeObject::read(bytes)?);
+    let object = Arc::new(CodeObject::read(bytes, architecture)?);
     loaded.push((bytes.to_vec(), object.clone()));
     Ok(object)
 }
@@ -84,12 +90,16 @@ pub(crate) unsafe fn extent<'a>(start: *const u8) -> Result<&'a [u8], String> {
 }
 
 impl CodeObject {
-    fn read(bytes: &[u8]) -> Result<Self, String> {
+    fn read(bytes: &[u8], architecture: &'static Architecture) -> Result<Self, String> {
         let file = object::File::parse(bytes).map_err(|e| e.to_string())?;
         let number = |at: usize, n: usize| bytes[at..at + n].iter().rev().fold(0u32, |all, b| all << 8 | u32::from(*b));
         let (machine, flags) = (number(18, 2), number(48, 4));
-        if machine != u32::from(AMDGPU) || flags & MACHINE != GFX942 {
-            return Err(format!("not for gfx942: machine {machine}, flags {flags:#x}"));
+        if machine != u32::from(AMDGPU) || flags & MACHINE != architecture.machine {
+            let name = architecture.name;
+            return Err(format!(
+                "not for {name}, which is what the devices are (CROSSCCL_EMULATOR_TARGET): machine {machine}, flags \
+                 {flags:#x}"
+            ));
         }
         let mut image = Vec::new();
         for segment in file.segments() {
@@ -98,7 +108,7 @@ impl CodeObject {
             let data = segment.data().map_err(|e| e.to_string())?;
             image[at..at + data.len()].copy_from_slice(data);
         }
-        let program = Program::parse(&disassemble(bytes)?)?;
+        let program = Program::parse(&disassemble(bytes)?, architecture.names)?;
         let notes = Notes::read(&file)?;
         let mut kernels = HashMap::new();
         for symbol in file.dynamic_symbols() {
@@ -107,10 +117,10 @@ impl CodeObject {
             let descriptor = descriptor.ok_or_else(|| format!("{name}: a descriptor outside of the object"))?;
             let entry = *program.entries.get(name).ok_or_else(|| format!("{name}: no code"))?;
             let note = notes.of(name).ok_or_else(|| format!("{name}: no notes"))?;
-            let kernel = Kernel::read(descriptor, entry, note).map_err(|e| format!("{name}: {e}"))?;
+            let kernel = Kernel::read(descriptor, entry, note, architecture).map_err(|e| format!("{name}: {e}"))?;
             kernels.insert(name.to_owned(), kernel);
         }
-        Ok(CodeObject { program, kernels, image })
+        Ok(CodeObject { architecture, program, kernels, image })
     }
 }
 
@@ -169,7 +179,12 @@ impl Notes {
 }
 
 impl Kernel {
-    fn read(descriptor: &[u8], entry: usize, note: &rmpv::Value) -> Result<Self, String> {
+    fn read(
+        descriptor: &[u8],
+        entry: usize,
+        note: &rmpv::Value,
+        architecture: &'static Architecture,
+    ) -> Result<Self, String> {
         let word = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|k| descriptor[at + k]));
         let noted = |name: &str| {
             field(note, name).and_then(rmpv::Value::as_u64).ok_or_else(|| format!("the notes have no {name}"))
@@ -177,12 +192,19 @@ impl Kernel {
         let (resources, more, properties) = (word(48), word(52), word(56));
         let refuse = |bad: bool, what: &str| if bad { Err(what.to_owned()) } else { Ok(()) };
         refuse(word(4) != 0 || more & 1 != 0, "it uses scratch memory, which a launch may have to wait for (I12)")?;
-        refuse(noted(".wavefront_size")? != 64, "waves are not of 64 lanes")?;
+        let lanes = noted(".wavefront_size")?;
+        if lanes != u64::from(architecture.lanes) {
+            return Err(format!(
+                "its waves are of {lanes} lanes; those of {} have {}",
+                architecture.name, architecture.lanes
+            ));
+        }
         refuse(resources >> 12 & 0xf != 0, "floats are not rounded to nearest even")?;
         refuse(resources >> 16 & 0xf != 0xf, "denormal floats are flushed")?;
         refuse(properties >> 16 & 0x7f != 0, "arguments are preloaded to registers")?;
-        refuse(properties & 0b0111_0101 != 0, "registers are asked for that no launch here fills")?;
-        let (mut next, mut dispatch_at, mut arguments_at) = (0, None, None);
+        refuse(properties & 0b0111_0100 != 0, "registers are asked for that no launch here fills")?;
+        // What describes scratch memory is asked for by targets that have no other way, and not used: it stays junk.
+        let (mut next, mut dispatch_at, mut arguments_at) = (4 * (properties & 1) as u8, None, None);
         if properties & 1 << 1 != 0 {
             dispatch_at = Some(next);
             next += 2;
@@ -224,6 +246,7 @@ impl Kernel {
             ));
         }
         Ok(Kernel {
+            architecture,
             entry,
             vector_registers: ((resources & 63) + 1) * 8,
             shared: word(0),
@@ -234,16 +257,16 @@ impl Kernel {
             dispatch_at,
             arguments_at,
             block_at,
+            on_pairs: architecture.caches == CacheKind::OfPairs && resources >> 29 & 1 == 1,
         })
     }
 
     /// Blocks of `threads` threads and `shared` more bytes that one of the device's units holds.
     pub(crate) fn blocks_a_unit(&self, threads: u32, shared: u32) -> u32 {
-        let waves = threads.div_ceil(64).max(1);
-        // Four vector units with 512 registers and 8 waves each; 64 KiB; 16 blocks that have barriers.
-        let by_waves = 4 * (512 / self.vector_registers.max(1)).min(8) / waves;
-        let shared = self.shared + shared;
-        let by_shared = 65536_u32.checked_div(shared).unwrap_or(16);
-        by_waves.min(by_shared).min(16)
+        let waves = threads.div_ceil(self.architecture.lanes).max(1);
+        let unit = &self.architecture.unit;
+        let by_waves = unit.vector_units * (unit.registers / self.vector_registers.max(1)).min(unit.waves) / waves;
+        let by_shared = unit.shared.checked_div(self.shared + shared).unwrap_or(unit.blocks);
+        by_waves.min(by_shared).min(unit.blocks)
     }
 }

@@ -67,6 +67,12 @@ macro_rules! with_nan {
 extremes!(min, max, f32, 1 << 22);
 extremes!(min_double, max_double, f64, 1 << 51);
 
+/// `v_mad_f32` and its like: rounded twice, and denormal numbers are zeros.
+pub(crate) fn multiply_add(a: f32, b: f32, c: f32) -> f32 {
+    let flush = |x: f32| if x.is_subnormal() { 0f32.copysign(x) } else { x };
+    flush(flush(flush(a) * flush(b)) + flush(c))
+}
+
 pub(crate) fn scale(x: f32, by: i32) -> f32 {
     // Exact in f64, then rounded once.
     (f64::from(x) * 2f64.powi(by.clamp(-400, 400))) as f32

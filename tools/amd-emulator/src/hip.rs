@@ -271,7 +271,7 @@ fn properties(to: *mut c_void, number: c_int, (bytes, at): (usize, usize)) -> An
         return Err(codes::INVALID_VALUE);
     }
     let mut all = vec![0u8; bytes];
-    let (name, architecture) = (b"crossccl emulator: no hardware", b"gfx942:sramecc+:xnack-");
+    let (name, architecture) = (b"crossccl emulator: no hardware", runtime().settings.target.full_name.as_bytes());
     all[..name.len()].copy_from_slice(name);
     all[at..at + architecture.len()].copy_from_slice(architecture);
     // SAFETY: the caller's structure has this size.
@@ -489,8 +489,11 @@ functions! {
         allowed(&mut runtime.lock())?;
         // SAFETY: HIP asks for a whole image.
         let loaded = unsafe { code_object::extent(image.cast()) }.and_then(|given| match &runtime.settings.object {
-            Some(file) => code_object::load(&std::fs::read(file).map_err(|e| format!("{file}: {e}"))?),
-            None => code_object::load(given),
+            Some(file) => {
+                let file = std::fs::read(file).map_err(|e| format!("{file}: {e}"))?;
+                code_object::load(&file, runtime.settings.target)
+            }
+            None => code_object::load(given, runtime.settings.target),
         });
         let object = loaded.map_err(|why| {
             eprintln!("crossccl emulator: the code object is not loaded: {why}");

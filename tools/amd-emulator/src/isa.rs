@@ -1,7 +1,9 @@
-//! Instructions of gfx942, decoded from the disassembler's text: no encoding tables, and whatever the text holds that
+//! Instructions, decoded from the disassembler's text: no encoding tables, and whatever the text holds that
 //! is not known here is an error, never skipped.
 
 use std::{collections::HashMap, sync::OnceLock};
+
+use crate::architecture::Names;
 
 /// A source of an instruction.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -11,6 +13,8 @@ pub(crate) enum Source {
     Scalar(u8),
     /// As wide as the instruction reads it.
     Constant(u64),
+    /// A vector register as it was when [`Op::VKeep`] looked.
+    Kept,
 }
 
 /// A destination.
@@ -80,7 +84,7 @@ pub(crate) struct Instruction {
     pub(crate) value: i32,
     /// Bytes that a memory instruction moves a lane, or dwords that a scalar load does.
     pub(crate) width: u8,
-    /// `sc0` and `sc1`.
+    /// `sc0` and `sc1`; what others call `glc` is the first.
     pub(crate) scope: u8,
     pub(crate) modified: bool,
     pub(crate) modifiers: Modifiers,
@@ -103,7 +107,8 @@ macro_rules! operations {
 
 // Operands: T target, S second target, C target that is a source too; then the sources by what they are: b 32 bits,
 // l 64 bits, L 64 bits signed, w 16 bits, f h d floats of 32, 16 and 64 bits, p a pair of floats. Others are read by
-// code of their own: J a branch, N a number, Q what is waited for, M memory, X loads to scalars, Z none.
+// code of their own: J a branch, N a number, Q and V what is waited for, M memory, X loads to scalars, Z none, G and R
+// messages, H a hint of any kind.
 operations! {
     s_nop Nop N  s_sleep Sleep N  s_setprio SetPriority N  s_endpgm End Z  s_barrier Barrier Z  s_waitcnt Wait Q
     s_branch Branch J  s_cbranch_execz BranchExecZ J  s_cbranch_execnz BranchExecNz J
@@ -146,8 +151,10 @@ operations! {
     s_load_dword SLoad X  s_load_dwordx2 SLoad2 X  s_load_dwordx4 SLoad4 X  s_load_dwordx8 SLoad8 X
     s_load_dwordx16 SLoad16 X  s_memtime SMemTime T  s_memrealtime SMemRealTime T
     s_dcache_inv SDcacheInv Z  s_icache_inv SIcacheInv Z
+    s_waitcnt_vscnt WaitStores V  s_delay_alu Delay H  s_clause Clause H  s_waitcnt_depctr WaitHazard H
+    s_set_inst_prefetch_distance Prefetch H  s_code_end CodeEnd Z  s_sendmsg Message G  s_sendmsg_rtn_b64 MessageTime R
 
-    v_nop VNop Z  v_mov_b32 VMov Tb  v_mov_b64 VMov64 Tl  v_not_b32 VNot Tb  v_bfrev_b32 VBfrev Tb
+    kept_by_pairs VKeep b  v_nop VNop Z  v_mov_b32 VMov Tb  v_mov_b64 VMov64 Tl  v_not_b32 VNot Tb  v_bfrev_b32 VBfrev Tb
     v_ffbl_b32 VFfbl Tb  v_ffbh_u32 VFfbhU Tb  v_ffbh_i32 VFfbhI Tb  v_bcnt_u32_b32 VBcnt Tbb
     v_readfirstlane_b32 VReadFirstLane Tb  v_readlane_b32 VReadLane Tbb  v_writelane_b32 VWriteLane Tbb
     v_mbcnt_lo_u32_b32 VMbcntLo Tbb  v_mbcnt_hi_u32_b32 VMbcntHi Tbb
@@ -178,6 +185,7 @@ operations! {
     v_add_f32 VAddF Tff  v_sub_f32 VSubF Tff  v_subrev_f32 VSubRevF Tff  v_mul_f32 VMulF Tff
     v_min_f32 VMinF Tff  v_max_f32 VMaxF Tff  v_fma_f32 VFmaF Tfff  v_fmac_f32 VFmacF Cff
     v_fmamk_f32 VFmamkF Tfff  v_fmaak_f32 VFmaakF Tfff
+    v_mac_f32 VMacF Cff  v_mad_f32 VMadF Tfff  v_madmk_f32 VMadmkF Tfff  v_madak_f32 VMadakF Tfff
     v_pk_add_f32 VPkAddF Tpp  v_pk_mul_f32 VPkMulF Tpp  v_pk_fma_f32 VPkFmaF Tppp  v_pk_mov_b32 VPkMov Tpp
     v_rcp_f32 VRcpF Tf  v_rcp_iflag_f32 VRcpIflagF Tf  v_trunc_f32 VTruncF Tf  v_floor_f32 VFloorF Tf
     v_ceil_f32 VCeilF Tf  v_rndne_f32 VRndneF Tf  v_ldexp_f32 VLdexpF Tfb
@@ -222,6 +230,7 @@ operations! {
     atomic_and And M  atomic_and_x2 And2 M  atomic_or Or M  atomic_or_x2 Or2 M  atomic_xor Xor M  atomic_xor_x2 Xor2 M
     atomic_umin MinU M  atomic_umin_x2 MinU2 M  atomic_umax MaxU M  atomic_umax_x2 MaxU2 M
     buffer_wbl2 WriteBack Z  buffer_inv Invalidate Z
+    buffer_invl2 InvalidateLast Z  buffer_wbinvl1_vol InvalidateFirst Z  buffer_gl1_inv InvalidateSecond Z
     ds_read_b32 DsRead M  ds_read_b64 DsRead2 M  ds_read_b96 DsRead3 M  ds_read_b128 DsRead4 M
     ds_read_u8 DsReadU8 M  ds_read_i8 DsReadI8 M  ds_read_u16 DsReadU16 M  ds_read_i16 DsReadI16 M
     ds_write_b8 DsWrite8 M  ds_write_b16 DsWrite16 M  ds_write_b32 DsWrite M  ds_write_b64 DsWrite2 M
@@ -230,11 +239,90 @@ operations! {
     ds_or_b32 DsOr M  ds_and_b32 DsAnd M  ds_add_u32 DsAdd M  ds_max_u32 DsMax M  ds_bpermute_b32 DsBpermute M
 }
 
-fn operation(name: &str) -> Option<(Op, &'static str)> {
-    static MAP: OnceLock<HashMap<&str, (Op, &str)>> = OnceLock::new();
-    MAP.get_or_init(|| OPERATIONS.iter().map(|(name, op, operands)| (*name, (*op, *operands))).collect())
-        .get(name)
-        .copied()
+/// Names that only some targets know.
+const NOT_OF_ALL: &[(&[Names], &[&str])] = &[
+    (&[], &["kept_by_pairs"]),
+    (&[Names::Gfx942], &["v_mov_b64", "v_lshl_add_u64", "buffer_inv"]),
+    (&[Names::Gfx90a], &["v_mac_f32", "v_mad_f32", "v_madmk_f32", "v_madak_f32", "buffer_invl2", "buffer_wbinvl1_vol"]),
+    (&[Names::Gfx90a, Names::Gfx942], &["buffer_wbl2", "s_memtime", "s_memrealtime", "v_mad_legacy_u16"]),
+    (&[Names::Gfx90a, Names::Gfx942], &["v_pk_add_f32", "v_pk_mul_f32", "v_pk_fma_f32", "v_pk_mov_b32"]),
+    (&[Names::Gfx1100], &["s_waitcnt_vscnt", "s_delay_alu", "s_clause", "s_waitcnt_depctr", "s_code_end"]),
+    (&[Names::Gfx1100], &["s_set_inst_prefetch_distance", "s_sendmsg", "s_sendmsg_rtn_b64", "buffer_gl1_inv"]),
+];
+
+macro_rules! renamed {
+    ($($name:ident $of:ident)*) => { &[$((stringify!($name), stringify!($of))),*] };
+}
+
+/// What GFX11 calls operations that GFX9 has another name for, which it does not know itself. Those on masks of lanes are
+/// as wide as a wave.
+const OF_GFX11: &[(&str, &str)] = renamed! {
+    s_and_not1_b32 s_andn2_b32  s_or_not1_b32 s_orn2_b32  s_and_not1_b64 s_andn2_b64  s_or_not1_b64 s_orn2_b64
+    s_and_saveexec_b32 s_and_saveexec_b64  s_or_saveexec_b32 s_or_saveexec_b64  s_xor_saveexec_b32 s_xor_saveexec_b64
+    s_and_not1_saveexec_b32 s_andn2_saveexec_b64  s_or_not1_saveexec_b32 s_orn2_saveexec_b64
+    s_and_not0_saveexec_b32 s_andn1_saveexec_b64
+    s_ctz_i32_b32 s_ff1_i32_b32  s_ctz_i32_b64 s_ff1_i32_b64  s_clz_i32_u32 s_flbit_i32_b32
+    s_clz_i32_u64 s_flbit_i32_b64
+    s_load_b32 s_load_dword  s_load_b64 s_load_dwordx2  s_load_b128 s_load_dwordx4  s_load_b256 s_load_dwordx8
+    s_load_b512 s_load_dwordx16
+    v_ctz_i32_b32 v_ffbl_b32  v_clz_i32_u32 v_ffbh_u32  v_cls_i32 v_ffbh_i32
+    v_add_nc_u32 v_add_u32  v_sub_nc_u32 v_sub_u32  v_subrev_nc_u32 v_subrev_u32
+    v_add_co_ci_u32 v_addc_co_u32  v_sub_co_ci_u32 v_subb_co_u32  v_subrev_co_ci_u32 v_subbrev_co_u32
+    v_add_nc_u16 v_add_u16  v_sub_nc_u16 v_sub_u16
+    load_u8 load_ubyte  load_i8 load_sbyte  load_u16 load_ushort  load_i16 load_sshort
+    load_d16_u8 load_ubyte_d16  load_d16_hi_u8 load_ubyte_d16_hi  load_d16_i8 load_sbyte_d16
+    load_d16_hi_i8 load_sbyte_d16_hi  load_d16_b16 load_short_d16  load_d16_hi_b16 load_short_d16_hi
+    load_b32 load_dword  load_b64 load_dwordx2  load_b96 load_dwordx3  load_b128 load_dwordx4
+    store_b8 store_byte  store_d16_hi_b8 store_byte_d16_hi  store_b16 store_short  store_d16_hi_b16 store_short_d16_hi
+    store_b32 store_dword  store_b64 store_dwordx2  store_b96 store_dwordx3  store_b128 store_dwordx4
+    atomic_swap_b32 atomic_swap  atomic_swap_b64 atomic_swap_x2
+    atomic_cmpswap_b32 atomic_cmpswap  atomic_cmpswap_b64 atomic_cmpswap_x2
+    atomic_add_u32 atomic_add  atomic_add_u64 atomic_add_x2  atomic_sub_u32 atomic_sub  atomic_sub_u64 atomic_sub_x2
+    atomic_and_b32 atomic_and  atomic_and_b64 atomic_and_x2  atomic_or_b32 atomic_or  atomic_or_b64 atomic_or_x2
+    atomic_xor_b32 atomic_xor  atomic_xor_b64 atomic_xor_x2  atomic_min_u32 atomic_umin  atomic_min_u64 atomic_umin_x2
+    atomic_max_u32 atomic_umax  atomic_max_u64 atomic_umax_x2
+    buffer_gl0_inv buffer_wbinvl1_vol
+    ds_load_b32 ds_read_b32  ds_load_b64 ds_read_b64  ds_load_b96 ds_read_b96  ds_load_b128 ds_read_b128
+    ds_load_u8 ds_read_u8  ds_load_i8 ds_read_i8  ds_load_u16 ds_read_u16  ds_load_i16 ds_read_i16
+    ds_store_b8 ds_write_b8  ds_store_b16 ds_write_b16  ds_store_b32 ds_write_b32  ds_store_b64 ds_write_b64
+    ds_store_b96 ds_write_b96  ds_store_b128 ds_write_b128
+    ds_load_2addr_b32 ds_read2_b32  ds_load_2addr_b64 ds_read2_b64
+    ds_store_2addr_b32 ds_write2_b32  ds_store_2addr_b64 ds_write2_b64
+};
+
+impl Names {
+    /// The operation of this name, without what memory it is about and without its encoding.
+    fn operation(self, name: &str) -> Option<(Op, &'static str)> {
+        type Map = HashMap<&'static str, (Op, &'static str)>;
+        static MAPS: [OnceLock<Map>; 3] = [const { OnceLock::new() }; 3];
+        let map = || {
+            let all: Map = OPERATIONS.iter().map(|(name, op, operands)| (*name, (*op, *operands))).collect();
+            let renamed = if self == Names::Gfx1100 { OF_GFX11 } else { &[] };
+            let mut map = all.clone();
+            for (whose, names) in NOT_OF_ALL {
+                map.retain(|name, _| whose.contains(&self) || !names.contains(name));
+            }
+            for (_, of) in renamed {
+                map.remove(of);
+            }
+            map.extend(renamed.iter().map(|(name, of)| (*name, all[of])));
+            map
+        };
+        MAPS[self as usize].get_or_init(map).get(name).copied()
+    }
+
+    /// A bit of a memory access: what it says of scope, or 0 for a hint.
+    fn scope(self, modifier: &str) -> Option<u8> {
+        Some(match (self, modifier) {
+            (Names::Gfx942, "sc0") => SC0,
+            (Names::Gfx942, "sc1") => SC1,
+            (Names::Gfx942, "nt") => NT,
+            (Names::Gfx90a | Names::Gfx1100, "glc") => SC0,
+            (Names::Gfx90a | Names::Gfx1100, "slc") => NT,
+            (Names::Gfx1100, "dlc") => NT,
+            _ => return None,
+        })
+    }
 }
 
 /// A program: the instructions of a code object, in order, and their text.
@@ -251,7 +339,7 @@ impl Program {
     }
 
     /// Reads what `llvm-objdump -d` says.
-    pub(crate) fn parse(listing: &str) -> Result<Self, String> {
+    pub(crate) fn parse(listing: &str, names: Names) -> Result<Self, String> {
         let mut program = Program { instructions: Vec::new(), entries: HashMap::new(), text: Vec::new() };
         let mut unknown = Vec::new();
         for line in listing.lines() {
@@ -263,17 +351,21 @@ impl Program {
             let text = text.trim();
             let address = comment.trim_start().split(':').next().and_then(|a| u32::from_str_radix(a, 16).ok());
             let address = address.ok_or_else(|| format!("no address: {line}"))?;
-            match decode(text, address) {
-                Ok(instruction) => program.instructions.push(instruction),
+            match decode_line(text, address, names) {
+                Ok(instructions) => {
+                    program.text.extend(instructions.iter().map(|_| text.into()));
+                    program.instructions.extend(instructions);
+                }
                 Err(why) => unknown.push(format!("{address:#x}: {text} ({why})")),
             }
-            program.text.push(text.into());
         }
         if !unknown.is_empty() {
             let shown = unknown.iter().take(20).cloned().collect::<Vec<_>>().join("\n  ");
             return Err(format!("{} instructions are not known here:\n  {shown}", unknown.len()));
         }
-        let index: HashMap<u32, usize> = program.instructions.iter().enumerate().map(|(k, i)| (i.address, k)).collect();
+        // Of those at one address, the first.
+        let backwards = program.instructions.iter().enumerate().rev();
+        let index: HashMap<u32, usize> = backwards.map(|(k, i)| (i.address, k)).collect();
         for instruction in &mut program.instructions {
             if operands_of(instruction.op) == "J" {
                 let to = i64::from(instruction.address) + 4 + 4 * i64::from(instruction.value);
@@ -299,6 +391,7 @@ enum Word {
     Literal(u32),
     Float(f64),
     Off,
+    Null,
 }
 
 fn word(text: &str) -> Option<Word> {
@@ -309,6 +402,7 @@ fn word(text: &str) -> Option<Word> {
         "exec_hi" => Word::Scalar(EXEC + 1),
         "m0" => Word::Scalar(M0),
         "off" => Word::Off,
+        "null" => Word::Null,
         // 1 / (2 pi), the one constant that is no short decimal.
         "0.15915494" | "0.15915494309189532" => Word::Float(0.159_154_943_091_895_32),
         _ => {
@@ -337,12 +431,52 @@ fn first(register: &str) -> Option<u8> {
     }
 }
 
-fn decode(text: &str, address: u32) -> Result<Instruction, String> {
+/// The instructions of a line: one, or what a pair of them comes to one after the other.
+fn decode_line(text: &str, address: u32, names: Names) -> Result<Vec<Instruction>, String> {
+    let Some((one, other)) = text.split_once(" :: ").filter(|_| names == Names::Gfx1100) else {
+        return Ok(vec![decode(text, address, names)?]);
+    };
+    let half = |text: &str| {
+        let text = text.trim().strip_prefix("v_dual_").ok_or("mnemonic")?;
+        // The condition goes without saying.
+        let condition = if text.starts_with("cndmask_b32 ") { ", vcc_lo" } else { "" };
+        let i = decode(&format!("v_{text}{condition}"), address, names)?;
+        let single = matches!(i.target, Target::Vector(_)) && i.second == Target::None;
+        if single { Ok(i) } else { Err("a half of a pair".to_owned()) }
+    };
+    let (one, mut other) = (half(one)?, half(other)?);
+    // Both read before either writes.
+    let reads = |i: &Instruction, target: Target| {
+        let Target::Vector(v) = target else { return false };
+        i.source.contains(&Source::Vector(v)) || (operands_of(i.op).starts_with('C') && i.target == target)
+    };
+    if one.target == other.target {
+        return Err("a pair that writes a register twice".to_owned());
+    }
+    if !reads(&other, one.target) {
+        return Ok(vec![one, other]);
+    }
+    if !reads(&one, other.target) {
+        return Ok(vec![other, one]);
+    }
+    let Target::Vector(v) = one.target else { return Err("operands".to_owned()) };
+    let mut keep = Instruction { op: Op::VKeep, target: Target::None, modified: false, modifiers: PLAIN, ..one };
+    keep.source = [Source::Vector(v), Source::None, Source::None];
+    for source in other.source.iter_mut().filter(|s| **s == Source::Vector(v)) {
+        *source = Source::Kept;
+    }
+    Ok(vec![keep, one, other])
+}
+
+fn decode(text: &str, address: u32, names: Names) -> Result<Instruction, String> {
     let (mnemonic, rest) = text.split_once(' ').unwrap_or((text, ""));
     let name = ["_e32", "_e64", "_sdwa"].iter().find_map(|s| mnemonic.strip_suffix(s)).unwrap_or(mnemonic);
     let parts = mnemonic.ends_with("_sdwa");
     let memory = name.strip_prefix("global_").or_else(|| name.strip_prefix("flat_"));
-    let (op, operands) = operation(memory.unwrap_or(name))
+    // Comparisons whose target is the mask of active lanes, which goes without saying.
+    let compared = name.strip_prefix("v_cmpx_").filter(|_| names == Names::Gfx1100).map(|c| format!("v_cmp_{c}"));
+    let (op, operands) = names
+        .operation(compared.as_deref().or(memory).unwrap_or(name))
         .filter(|(_, operands)| memory.is_none() || *operands == "M")
         .ok_or("mnemonic")?;
     let mut i = Instruction {
@@ -360,10 +494,37 @@ fn decode(text: &str, address: u32) -> Result<Instruction, String> {
     // What stands in brackets has commas of its own.
     let mut words: Vec<&str> = Vec::new();
     let mut modifiers: Vec<&str> = Vec::new();
-    if operands == "Q" {
-        i.value = waited_for(rest)?;
-        return Ok(i);
+    match operands {
+        "Q" => {
+            i.value = waited_for(rest)?;
+            return Ok(i);
+        }
+        "V" => {
+            let count = rest.trim().strip_prefix("null, 0x").and_then(|n| i32::from_str_radix(n, 16).ok());
+            i.value = count.ok_or("counter")?;
+            return Ok(i);
+        }
+        "H" => return Ok(i),
+        // Registers that are given back before the end are not used any more.
+        "G" if rest.trim() == "sendmsg(MSG_DEALLOC_VGPRS)" => return Ok(i),
+        "G" => return Err(format!("message {rest}")),
+        "R" => {
+            let (target, what) = rest.split_once(", ").ok_or("operands")?;
+            if what.trim() != "sendmsg(MSG_RTN_GET_REALTIME)" {
+                return Err(format!("message {what}"));
+            }
+            let Some(Word::Scalar(s)) = word(target.trim()) else { return Err("operands".to_owned()) };
+            i.target = Target::Scalar(s);
+            return Ok(i);
+        }
+        _ => {}
     }
+    let operands = if compared.is_some() {
+        i.target = Target::Scalar(EXEC);
+        operands.strip_prefix('T').ok_or("mnemonic")?
+    } else {
+        operands
+    };
     for (k, piece) in pieces(rest).into_iter().enumerate() {
         let mut split = piece.split_whitespace();
         let Some(head) = split.next() else { continue };
@@ -389,7 +550,7 @@ fn decode(text: &str, address: u32) -> Result<Instruction, String> {
     let mut selected = [parts; 2];
     for modifier in modifiers {
         selected[1] &= !modifier.starts_with("dst_sel");
-        apply(&mut i, operands, modifier)?;
+        apply(&mut i, operands, modifier, names)?;
     }
     if matches!(op, Op::WriteBack | Op::Invalidate) && i.scope & !(SC0 | SC1) != 0 {
         return Err("scope".to_owned());
@@ -399,8 +560,31 @@ fn decode(text: &str, address: u32) -> Result<Instruction, String> {
         return Err("a sign on integers".to_owned());
     }
     i.modified |= parts;
+    // GFX9 writes zeros above results of 16 bits, GFX11 nothing.
+    if names == Names::Gfx1100 && SHORT.contains(&op) {
+        i.modified = true;
+        (i.modifiers.target, i.modifiers.rest) = (Part::Word(0), Rest::Kept);
+    }
     Ok(i)
 }
+
+/// What has results of 16 bits.
+const SHORT: &[Op] = &[
+    Op::VLshlRev16,
+    Op::VLshrRev16,
+    Op::VAshrRev16,
+    Op::VAddU16,
+    Op::VSubU16,
+    Op::VSubRevU16,
+    Op::VMulLo16,
+    Op::VMadU16,
+    Op::VMadU16B,
+    Op::VMinU16,
+    Op::VMaxU16,
+    Op::VMinI16,
+    Op::VMaxI16,
+    Op::VCvtHF,
+];
 
 /// `rest` cut at the commas outside of brackets.
 fn pieces(rest: &str) -> Vec<&str> {
@@ -422,7 +606,8 @@ fn pieces(rest: &str) -> Vec<&str> {
 }
 
 fn is_modifier(word: &str) -> bool {
-    matches!(word, "sc0" | "sc1" | "nt" | "glc" | "gds") || (word.contains(':') && !word.contains(['[', '|', '-']))
+    matches!(word, "sc0" | "sc1" | "nt" | "glc" | "slc" | "dlc" | "scc" | "gds")
+        || (word.contains(':') && !word.contains(['[', '|', '-']))
 }
 
 fn integer(words: &[&str], at: usize) -> Result<i32, String> {
@@ -465,6 +650,7 @@ fn scalar_load(i: &mut Instruction, words: &[&str]) -> Result<(), String> {
     i.source[0] = Source::Scalar(from);
     match word(words[2]) {
         Some(Word::Scalar(offset)) => i.source[1] = Source::Scalar(offset),
+        Some(Word::Null) => {}
         _ => i.value = integer(words, 2)?,
     }
     Ok(())
@@ -537,6 +723,7 @@ fn registers(i: &mut Instruction, operands: &str, words: &[&str]) -> Result<(), 
     let register = |text: &&str| match word(text) {
         Some(Word::Vector(v)) => Ok(Target::Vector(v)),
         Some(Word::Scalar(s)) => Ok(Target::Scalar(s)),
+        Some(Word::Null) => Ok(Target::None),
         _ => Err(format!("target {text}")),
     };
     for kind in operands.chars() {
@@ -579,6 +766,7 @@ fn source_of(i: &mut Instruction, text: &str, kind: char, at: usize) -> Result<S
         Word::Vector(v) => Source::Vector(v),
         Word::Scalar(s) => Source::Scalar(s),
         Word::Off => return Err("operand off".to_owned()),
+        Word::Null => Source::Constant(0),
         Word::Integer(x) => Source::Constant(match kind {
             // Inline integers are extended to the width that is read; a pair holds them in its low half.
             'l' | 'L' | 'd' => x as u64,
@@ -597,18 +785,13 @@ fn source_of(i: &mut Instruction, text: &str, kind: char, at: usize) -> Result<S
     })
 }
 
-fn apply(i: &mut Instruction, operands: &str, modifier: &str) -> Result<(), String> {
+fn apply(i: &mut Instruction, operands: &str, modifier: &str, names: Names) -> Result<(), String> {
     let unknown = || format!("modifier {modifier}");
     let m = &mut i.modifiers;
     let Some((name, value)) = modifier.split_once(':') else {
         // What an atomic answers is said by its target; nt is a hint.
-        i.scope |= match modifier {
-            "sc0" => SC0,
-            "sc1" => SC1,
-            "nt" => NT,
-            _ => return Err(unknown()),
-        };
-        let takes = operands == "M" || matches!(i.op, Op::WriteBack | Op::Invalidate);
+        i.scope |= names.scope(modifier).ok_or_else(unknown)?;
+        let takes = operands == "M" || (names == Names::Gfx942 && matches!(i.op, Op::WriteBack | Op::Invalidate));
         return if takes { Ok(()) } else { Err(unknown()) };
     };
     if operands == "M" {
@@ -662,6 +845,11 @@ fn apply(i: &mut Instruction, operands: &str, modifier: &str) -> Result<(), Stri
 mod tests {
     use super::*;
 
+    /// Of gfx942.
+    fn decode(text: &str, address: u32) -> Result<Instruction, String> {
+        super::decode(text, address, Names::Gfx942)
+    }
+
     fn refused(text: &str) -> String {
         decode(text, 0).err().unwrap_or_else(|| panic!("{text} was taken"))
     }
@@ -710,5 +898,23 @@ mod tests {
         let i = decode("global_atomic_add_x2 v3, v[2:3], s[4:5] sc1", 0).expect("known");
         assert_eq!((i.target, i.source[2]), (Target::None, Source::Vector(2)));
         assert_eq!(decode("s_waitcnt vmcnt(3) lgkmcnt(0)", 0).expect("known").value, 3);
+    }
+
+    /// Each target has its own words, and no other's.
+    #[test]
+    fn names_are_those_of_the_target() {
+        let decode = |text: &str, names| super::decode(text, 0, names);
+        let refused = |text: &str, names| decode(text, names).err().unwrap_or_else(|| panic!("{text} was taken"));
+        let i = decode("global_load_dwordx2 v[2:3], v0, s[2:3] glc", Names::Gfx90a).expect("known");
+        assert_eq!((i.op, i.scope), (Op::Load2, SC0));
+        assert_eq!(decode("buffer_invl2", Names::Gfx90a).expect("known").op, Op::InvalidateLast);
+        assert_eq!(decode("buffer_wbinvl1_vol", Names::Gfx90a).expect("known").op, Op::InvalidateFirst);
+        assert_eq!(refused("global_load_dword v0, v[2:3], off sc1", Names::Gfx90a), "modifier sc1");
+        assert_eq!(refused("global_load_dword v0, v[2:3], off scc", Names::Gfx90a), "modifier scc");
+        assert_eq!(refused("buffer_wbl2 sc1", Names::Gfx90a), "modifier sc1");
+        assert_eq!(refused("buffer_inv sc1", Names::Gfx90a), "mnemonic");
+        assert_eq!(refused("v_lshl_add_u64 v[0:1], v[2:3], 0, v[4:5]", Names::Gfx90a), "mnemonic");
+        assert_eq!(refused("buffer_invl2", Names::Gfx942), "mnemonic");
+        assert_eq!(refused("v_mac_f32_e32 v0, v1, v2", Names::Gfx942), "mnemonic");
     }
 }

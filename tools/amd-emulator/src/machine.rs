@@ -12,8 +12,9 @@ use std::{
 };
 
 use crate::{
+    architecture::{ARRAYS, Architecture, CacheKind},
     code_object::{CodeObject, Hidden, Kernel},
-    memory::{Cache, Kind, LINE, Map},
+    memory::{Cache, Caches, FEW_LINES, Kind, LINE, LINES, Map},
     random::Random,
     wave::{Access, Context, Stop, Wave},
 };
@@ -21,11 +22,13 @@ use crate::{
 /// What the environment says; see the README.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
+    /// What the devices are.
+    pub(crate) target: &'static Architecture,
     pub(crate) devices: usize,
     pub(crate) seed: u64,
     /// Compute units of a device.
     pub(crate) units: u32,
-    /// Caches of a device.
+    /// Dies of a device, each with a cache, where the target has several.
     pub(crate) dies: u32,
     /// Whether there are caches at all.
     pub(crate) caches: bool,
@@ -69,7 +72,10 @@ struct Launch {
     /// Memory of the launch: arguments, then the dispatch packet.
     arguments: Box<[u64]>,
     packet: Box<[u64; 8]>,
+    /// Of dies, of units before them, and of arrays between.
     caches: Vec<Cache>,
+    firsts: Vec<Cache>,
+    seconds: Vec<Cache>,
     next: u32,
     live: u32,
     /// Of a unit, as parts of [`UNIT`].
@@ -80,6 +86,22 @@ struct Launch {
 impl Launch {
     fn kernel(&self) -> &Kernel {
         &self.spec.object.kernels[&self.spec.kernel]
+    }
+
+    /// What the memory operations of block `number` go through, of its waves on either side of a pair of units.
+    fn caches(&mut self, number: u32, side: u32) -> Caches<'_> {
+        let architecture = self.spec.object.architecture;
+        let place = if architecture.caches == CacheKind::OfPairs { 2 * number + side } else { number };
+        let of = |caches: &[Cache], number: u32| (!caches.is_empty()).then(|| number as usize % caches.len());
+        let (first, last) = (of(&self.firsts, place), of(&self.caches, number));
+        let second = of(&self.seconds, number);
+        Caches {
+            device: self.spec.device,
+            first: first.map(|k| &mut self.firsts[k]),
+            second: second.map(|k| &mut self.seconds[k]),
+            last: last.map(|k| &mut self.caches[k]),
+            probed: architecture.caches == CacheKind::OfUnits,
+        }
     }
 }
 
@@ -98,6 +120,8 @@ struct Block {
 struct Runner {
     wave: Wave,
     block: usize,
+    /// Of a pair of compute units.
+    side: u32,
 }
 
 #[derive(Default)]
@@ -111,6 +135,9 @@ struct Device {
     /// Lines that its launches read last.
     history: Vec<u64>,
 }
+
+/// Lines that are known of a device's launches before.
+const HISTORY: usize = 1024;
 
 /// Divisible by every number of blocks that a unit holds.
 const UNIT: u64 = 720_720;
@@ -126,6 +153,8 @@ pub(crate) struct Machine {
     /// Waves that have ended, or wait at a barrier, with operations outstanding. (Those of the second kind were forgotten
     /// once: a flag that was set before a barrier was never seen, since only waves that ran got on with theirs.)
     draining: Vec<usize>,
+    /// Most of those at barriers, whose turn comes later: all at once would hide missing waits.
+    late: Vec<usize>,
     /// Boxes to be used again.
     #[allow(clippy::vec_box)]
     spare: Vec<Box<Access>>,
@@ -161,6 +190,7 @@ impl Machine {
             runners: Slab::default(),
             stalled: BinaryHeap::new(),
             draining: Vec::new(),
+            late: Vec::new(),
             spare: Vec::new(),
             tick: 0,
             next_speeds: 0,
@@ -188,11 +218,20 @@ impl Machine {
             self.finished.push(Finished { token, fault: Some("a block does not fit on a unit".to_owned()) });
             return;
         }
-        let caches = if self.random.once_in(2) { 1 } else { self.settings.dies.min(spec.blocks).max(1) };
+        let one = self.random.once_in(2);
+        let blocks = self.settings.units.min(spec.blocks).max(1);
+        let (caches, firsts, seconds) = match self.settings.target.caches {
+            _ if !self.settings.caches => (0, 0, 0),
+            CacheKind::OfDies => (if one { 1 } else { self.settings.dies.min(spec.blocks).max(1) }, 0, 0),
+            CacheKind::OfUnits => (1, blocks, 0),
+            CacheKind::OfPairs => (0, 2 * blocks, ARRAYS.min(blocks)),
+        };
         let mut launch = Launch {
             arguments: arguments(&spec, kernel),
             packet: packet(&spec),
-            caches: (0..caches).map(|_| Cache::default()).collect(),
+            caches: (0..caches).map(|_| Cache::new(LINES)).collect(),
+            firsts: (0..firsts).map(|_| Cache::new(FEW_LINES)).collect(),
+            seconds: (0..seconds).map(|_| Cache::new(LINES)).collect(),
             token,
             next: 0,
             live: 0,
@@ -212,22 +251,28 @@ impl Machine {
     /// the device read of late.
     fn fill_caches(&mut self, launch: &mut Launch, map: &Map) {
         let device = launch.spec.device;
-        let count = launch.caches.len() as u64;
+        // The nearest caches keep what they read of any memory.
+        let any = !launch.firsts.is_empty();
+        let kept = |kind: Kind| kind == Kind::Device || (any && kind != Kind::Image);
         let mut lines = Vec::new();
         for word in &launch.arguments {
-            let Some(found) = map.find(*word).filter(|a| a.kind == Kind::Device) else { continue };
+            let Some(found) = map.find(*word).filter(|a| kept(a.kind)) else { continue };
             let near = (found.end - word).min(1 << 16).div_ceil(LINE);
             lines.extend((0..near.min(16)).map(|_| word + self.random.below(near) * LINE));
         }
         lines.extend(self.devices[device as usize].history.iter().copied());
         for line in lines {
-            if map.check(device, line & !(LINE - 1), 1, false).is_ok_and(|a| a.kind == Kind::Device)
+            if let Ok(found) = map.check(device, line & !(LINE - 1), 1, false)
+                && kept(found.kind)
                 && self.random.once_in(2)
             {
-                launch.caches[self.random.below(count) as usize].touch(line);
+                let block = self.random.below(launch.spec.blocks.into()) as u32;
+                let side = self.random.below(2) as u32;
+                launch.caches(block, side).touch(&found, line);
             }
         }
-        launch.caches.iter_mut().for_each(|c| c.history.clear());
+        let all = launch.caches.iter_mut().chain(&mut launch.firsts).chain(&mut launch.seconds);
+        all.for_each(|c| c.history.clear());
     }
 
     pub(crate) fn finished(&mut self) -> Vec<Finished> {
@@ -260,12 +305,17 @@ impl Machine {
                 self.stalled.pop();
                 self.make_ready(runner);
             }
+            if !self.late.is_empty() && self.random.once_in(512) {
+                let which = self.random.below(self.late.len() as u64) as usize;
+                self.draining.push(self.late.swap_remove(which));
+            }
             if !self.draining.is_empty() && self.random.once_in(4) {
                 self.drain(map);
             }
             let ready: f64 = self.devices.iter().filter(|d| !d.ready.is_empty()).map(|d| d.speed).sum();
             let sleeping = self.devices.iter().map(|d| d.sleeping.len()).sum::<usize>();
             if ready == 0.0 && sleeping == 0 {
+                self.draining.append(&mut self.late);
                 if !self.draining.is_empty() {
                     self.drain(map);
                 } else if let Some(Reverse((_, runner))) = self.stalled.pop() {
@@ -280,6 +330,7 @@ impl Machine {
                 // Nobody finds anything new: what was left standing goes on, or the host must do something.
                 if polls > 2 * sleeping + 16 {
                     polls = 0;
+                    self.draining.append(&mut self.late);
                     if !self.draining.is_empty() {
                         self.drain(map);
                     } else if let Some(Reverse((_, runner))) = self.stalled.pop() {
@@ -337,31 +388,32 @@ impl Machine {
 
     /// Calls `work` with a wave and what it runs in.
     fn with<R>(&mut self, runner: usize, map: &Map, work: impl FnOnce(&mut Wave, &mut Context<'_>) -> R) -> R {
-        let Runner { wave, block } = &mut self.runners[runner];
+        let Runner { wave, block, side } = &mut self.runners[runner];
         let block = &mut self.blocks[*block];
         let launch = &mut self.launches[block.launch];
-        let count = launch.caches.len();
         let range = |words: &[u64]| (words.as_ptr() as u64, words.as_ptr() as u64 + size_of_val(words) as u64);
         let began = self.began;
+        let object = launch.spec.object.clone();
         let mut context = Context {
-            program: &launch.spec.object.program,
+            program: &object.program,
+            architecture: object.architecture,
             map,
-            cache: &mut launch.caches[block.number as usize % count],
             device: launch.spec.device,
-            one_cache: count == 1,
-            plain: !self.settings.caches,
+            one_cache: launch.caches.len() == 1,
             shared: &mut block.shared,
             spare: &mut self.spare,
             random: &mut self.random,
             own: [range(&launch.arguments), range(&launch.packet[..])],
             base: launch.spec.base,
+            caches: launch.caches(block.number, *side),
             // 100 MHz, of real time: hosts and kernels have deadlines in common.
             clock: &|| began.elapsed().as_nanos() as u64 / 10,
             steps: 0,
         };
         let answer = work(wave, &mut context);
-        launch.steps += context.steps;
-        self.steps += context.steps;
+        let steps = context.steps;
+        launch.steps += steps;
+        self.steps += steps;
         answer
     }
 
@@ -407,8 +459,11 @@ impl Machine {
                 self.devices[device].sleeping.push(runner);
             }
             Stop::Barrier => {
-                if !self.runners[runner].wave.is_drained() && !self.draining.contains(&runner) {
-                    self.draining.push(runner);
+                if !self.runners[runner].wave.is_drained()
+                    && !self.draining.contains(&runner)
+                    && !self.late.contains(&runner)
+                {
+                    if self.random.once_in(8) { &mut self.draining } else { &mut self.late }.push(runner);
                 }
                 self.blocks[block].arrived += 1;
                 self.release(block);
@@ -419,6 +474,7 @@ impl Machine {
                 b.alive -= 1;
                 b.waves.retain(|w| *w != runner);
                 self.draining.retain(|w| *w != runner);
+                self.late.retain(|w| *w != runner);
                 if drained {
                     self.runners.remove(runner);
                 } else {
@@ -479,8 +535,11 @@ impl Machine {
         }
         // What a launch wrote is in memory when it is complete.
         device.history.clear();
-        for cache in &mut l.caches {
-            cache.write_back();
+        l.caches.iter_mut().for_each(Cache::write_back);
+        // As many as a device of a cache a die has, however many there are.
+        let each = (HISTORY / (l.caches.len() + l.firsts.len()).max(1)).max(1);
+        for cache in l.caches.iter_mut().chain(&mut l.firsts) {
+            cache.history.truncate(each);
             device.history.append(&mut cache.history);
         }
         self.finished.push(Finished { token: l.token, fault: None });
@@ -510,6 +569,7 @@ impl Machine {
         device.sleeping.retain(|r| !waves.contains(r));
         self.stalled.retain(|Reverse((_, r))| !waves.contains(r));
         self.draining.retain(|r| !waves.contains(r));
+        self.late.retain(|r| !waves.contains(r));
         waves.into_iter().for_each(|w| drop(self.runners.remove(w)));
         gone.into_iter().for_each(|b| drop(self.blocks.remove(b)));
         let token = self.launches.remove(launch).token;
@@ -542,14 +602,15 @@ impl Machine {
         let junk = self.random.next() as u8;
         let threads = l.spec.threads;
         let shared = vec![junk; (kernel.shared + l.spec.shared) as usize];
-        let waves = threads.div_ceil(64);
+        let lanes = l.spec.object.architecture.lanes;
+        let waves = threads.div_ceil(lanes);
         let block = Block { launch, number, waves: Vec::new(), shared, alive: waves, arrived: 0, draining: 0 };
         let block = self.blocks.insert(block);
         let (packet, arguments) = (l.packet.as_ptr() as u64, l.arguments.as_ptr() as u64);
         for w in 0..waves {
             let l = &self.launches[launch];
             let kernel = l.kernel();
-            let mut wave = Wave::new(kernel.entry, kernel.vector_registers as usize, &mut self.random);
+            let mut wave = Wave::new(kernel.entry, kernel.vector_registers as usize, lanes, &mut self.random);
             if let Some(at) = kernel.dispatch_at {
                 wave.set_pair(at, packet);
             }
@@ -561,11 +622,12 @@ impl Machine {
                     wave.scalar[usize::from(*at)] = value;
                 }
             }
-            let lanes = (threads - w * 64).min(64);
-            wave.set_pair(crate::isa::EXEC, u64::MAX >> (64 - lanes));
+            let active = (threads - w * lanes).min(lanes);
+            wave.set_pair(crate::isa::EXEC, u64::MAX >> (64 - active));
             // x in the low 10 bits; y and z, above, are 0.
-            wave.vector[0] = std::array::from_fn(|l| w * 64 + l as u32);
-            let runner = self.runners.insert(Runner { wave, block });
+            wave.vector[0] = std::array::from_fn(|l| w * lanes + l as u32);
+            let side = if l.kernel().on_pairs { w % 2 } else { 0 };
+            let runner = self.runners.insert(Runner { wave, block, side });
             self.blocks[block].waves.push(runner);
             // Waves do not start together.
             let until = self.tick + self.random.below(64);

@@ -103,8 +103,9 @@ impl Hasher for Spread {
 }
 
 /// A cache. Invalidating takes no time: lines know of which epoch they are.
-#[derive(Default)]
 pub(crate) struct Cache {
+    /// How many lines it has at most.
+    most: usize,
     lines: Vec<Line>,
     index: HashMap<u64, u32, BuildHasherDefault<Spread>>,
     dirty: Vec<u32>,
@@ -116,15 +117,30 @@ pub(crate) struct Cache {
     last: (u64, u32),
 }
 
-/// Lines of a cache at most: 2 MiB.
-const LINES: usize = 16384;
+/// Lines of a cache that keeps stores: 2 MiB.
+pub(crate) const LINES: usize = 16384;
+/// Of one that does not: more than there are, so that what is stale stays for long.
+pub(crate) const FEW_LINES: usize = 1024;
 
 const HISTORY: usize = 128;
 
 impl Cache {
+    pub(crate) fn new(most: usize) -> Self {
+        Cache {
+            most,
+            lines: Vec::new(),
+            index: HashMap::default(),
+            dirty: Vec::new(),
+            epoch: 0,
+            history: Vec::new(),
+            filled: 0,
+            last: (0, 0),
+        }
+    }
+
     fn line(&mut self, address: u64) -> &mut Line {
         if self.last.0 != address || self.lines.is_empty() {
-            if self.lines.len() >= LINES && !self.index.contains_key(&address) {
+            if self.lines.len() >= self.most && !self.index.contains_key(&address) {
                 // Full: all is evicted, which may happen to any line at any time.
                 self.write_back();
                 self.lines.clear();
@@ -158,6 +174,35 @@ impl Cache {
         out.copy_from_slice(&line.data[at..at + out.len()]);
         if missing {
             self.remember(address - at as u64);
+        }
+    }
+
+    /// As [`load`](Self::load) in a cache that stores go through: a line that is missing comes from `below`.
+    fn load_through(&mut self, address: u64, out: &mut [u8], below: impl FnOnce(u64, &mut [u8])) {
+        let at = (address % LINE) as usize;
+        let line = self.line(address - at as u64);
+        let missing = line.valid != u128::MAX;
+        if missing {
+            below(line.address, &mut line.data);
+            line.valid = u128::MAX;
+        }
+        out.copy_from_slice(&line.data[at..at + out.len()]);
+        if missing {
+            self.remember(address - at as u64);
+        }
+    }
+
+    /// Loads what memory has, but for the bytes that are dirty here: lines of which peers' stores get rid at once.
+    fn load_probed(&mut self, address: u64, out: &mut [u8]) {
+        load_memory(address, out);
+        let at = (address % LINE) as usize;
+        if let Some(k) = self.index.get(&(address - at as u64)) {
+            let line = &self.lines[*k as usize];
+            if line.dirty & mask(at, out.len()) != 0 {
+                for (b, byte) in out.iter_mut().enumerate().filter(|(b, _)| line.dirty >> (at + b) & 1 == 1) {
+                    *byte = line.data[at + b];
+                }
+            }
         }
     }
 
@@ -206,7 +251,7 @@ impl Cache {
         }
     }
 
-    /// `buffer_wbl2`.
+    /// What is dirty goes to memory.
     pub(crate) fn write_back(&mut self) {
         for k in std::mem::take(&mut self.dirty) {
             let line = &mut self.lines[k as usize];
@@ -216,14 +261,123 @@ impl Cache {
         }
     }
 
-    /// `buffer_inv`: what is clean is read from memory again.
+    /// What is clean is read again.
     pub(crate) fn invalidate(&mut self) {
         self.epoch += 1;
     }
+}
+
+/// The caches that a wave's memory operations go through. Without any, memory is plain.
+pub(crate) struct Caches<'a> {
+    pub(crate) device: u32,
+    /// The nearest, which stores go through and which keeps what it read of any kind of memory until it is invalidated.
+    pub(crate) first: Option<&'a mut Cache>,
+    /// Another one of the kind behind it.
+    pub(crate) second: Option<&'a mut Cache>,
+    /// The last, which keeps stores to devices' ordinary memory until they are written back.
+    pub(crate) last: Option<&'a mut Cache>,
+    /// Whether the last one is told of stores to the device's own memory.
+    pub(crate) probed: bool,
+}
+
+impl Caches<'_> {
+    /// Loads `out`, which does not cross lines, at `address` in `found`.
+    pub(crate) fn load(&mut self, found: &Allocation, past: Past, address: u64, out: &mut [u8]) {
+        match &mut self.first {
+            Some(first) if found.kind != Kind::Image => {
+                let (second, last, probed) =
+                    (&mut self.second, &mut self.last, self.probed && found.device == self.device);
+                let mut last = |address, out: &mut [u8]| load_last(last, probed, found, past, address, out);
+                if past != Past::None {
+                    last(address, out);
+                    first.update(address, out);
+                    second.iter_mut().for_each(|c| c.update(address, out));
+                    return;
+                }
+                first.load_through(address, out, |address, out| match second {
+                    Some(second) => second.load_through(address, out, last),
+                    None => last(address, out),
+                });
+            }
+            _ => self.load_scalar(found, past, address, out),
+        }
+    }
+
+    /// The same past the first cache, as scalar loads go.
+    pub(crate) fn load_scalar(&mut self, found: &Allocation, past: Past, address: u64, out: &mut [u8]) {
+        load_last(&mut self.last, self.probed && found.device == self.device, found, past, address, out);
+    }
+
+    pub(crate) fn store(&mut self, found: &Allocation, past: Past, address: u64, data: &[u8]) {
+        for cache in [&mut self.first, &mut self.second].into_iter().flatten() {
+            cache.update(address, data);
+        }
+        match &mut self.last {
+            Some(last) if past != Past::All && found.kind == Kind::Device => last.store(address, data),
+            last => {
+                store_memory(address, data);
+                if let Some(last) = last {
+                    last.update(address, data);
+                }
+            }
+        }
+    }
+
+    /// Changes a word in memory; the old value.
+    pub(crate) fn change(&mut self, address: u64, bytes: u8, change: impl Fn(u64) -> u64) -> u64 {
+        if let Some(last) = &mut self.last {
+            last.flush(address, bytes.into());
+        }
+        let old = change_memory(address, bytes, change);
+        // Lines have the word as memory has it now.
+        if self.first.is_some() || self.last.is_some() {
+            let mut now = [0; 8];
+            let now = &mut now[..usize::from(bytes)];
+            load_memory(address, now);
+            for cache in [&mut self.first, &mut self.second, &mut self.last].into_iter().flatten() {
+                cache.update(address, now);
+            }
+        }
+        old
+    }
 
     /// As if the line had been read now.
-    pub(crate) fn touch(&mut self, address: u64) {
-        self.load(address & !(LINE - 1), &mut [0]);
+    pub(crate) fn touch(&mut self, found: &Allocation, address: u64) {
+        self.load(found, Past::None, address & !(LINE - 1), &mut [0]);
+    }
+}
+
+/// Which caches an access goes past.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Past {
+    None,
+    First,
+    All,
+}
+
+#[inline(always)]
+fn load_last(
+    last: &mut Option<&mut Cache>,
+    probed: bool,
+    found: &Allocation,
+    past: Past,
+    address: u64,
+    out: &mut [u8],
+) {
+    match last {
+        Some(last) if past != Past::All && found.kind == Kind::Device => {
+            if probed {
+                last.load_probed(address, out);
+            } else {
+                last.load(address, out);
+            }
+        }
+        last => {
+            if let Some(last) = last {
+                last.flush(address, out.len());
+            }
+            load_memory(address, out);
+        }
     }
 }
 
@@ -268,14 +422,14 @@ fn put(line: &mut Line, which: u128) {
     line.dirty &= !which;
 }
 
-/// Loads 1, 2, 4, 8, 12 or 16 bytes past all caches; up to 8 at once, more in pieces.
+/// Loads 1, 2 or a multiple of 4 bytes past all caches; up to 8 at once, more in pieces.
 pub(crate) fn load_memory(address: u64, out: &mut [u8]) {
     // SAFETY: the address was checked against the allocations, alignment too. Atomic, since the host may use it.
     unsafe {
         match out.len() {
             1 => out[0] = AtomicU8::from_ptr(address as *mut u8).load(Ordering::Acquire),
             2 => out.copy_from_slice(&AtomicU16::from_ptr(address as *mut u16).load(Ordering::Acquire).to_le_bytes()),
-            8 | 16 => {
+            n if n % 8 == 0 => {
                 for (k, piece) in out.chunks_exact_mut(8).enumerate() {
                     let word = AtomicU64::from_ptr((address + 8 * k as u64) as *mut u64).load(Ordering::Acquire);
                     piece.copy_from_slice(&word.to_le_bytes());
@@ -340,7 +494,7 @@ mod tests {
     fn stores_stay_until_they_are_written_back_and_loads_are_stale_until_invalidated() {
         let mut memory = Aligned([1; 256]);
         let address = memory.0.as_mut_ptr() as u64;
-        let mut cache = Cache::default();
+        let mut cache = Cache::new(LINES);
         let mut two = [0; 2];
         cache.store(address + 3, &[7]);
         assert_eq!(memory.0[3], 1, "dirty, in the cache alone");

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use crate::machine::Settings;
+use crate::{architecture, machine::Settings};
 
 pub(crate) fn read() -> Settings {
     #[cfg(target_arch = "x86_64")]
@@ -16,19 +16,26 @@ pub(crate) fn read() -> Settings {
     let clock = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     // Another one each time, told when something fails.
     let seed = clock.map_or(1, |t| t.as_nanos() as u64 & 0xffff_ffff);
+    let target = text("CROSSCCL_EMULATOR_TARGET").unwrap_or_else(|| architecture::DEFAULT.to_owned());
+    let target = architecture::named(&target).unwrap_or_else(|why| end(&format!("CROSSCCL_EMULATOR_TARGET: {why}")));
     Settings {
+        target,
         devices: number("CROSSCCL_EMULATOR_DEVICES", 8usize).min(64),
         seed: number("CROSSCCL_EMULATOR_SEED", seed),
-        units: number("CROSSCCL_EMULATOR_UNITS", 304),
+        units: number("CROSSCCL_EMULATOR_UNITS", target.units),
         dies: number("CROSSCCL_EMULATOR_DIES", 8),
         caches: number("CROSSCCL_EMULATOR_CACHES", 1u8) != 0,
         spread: number("CROSSCCL_EMULATOR_SPREAD", 3.0),
         steps: number("CROSSCCL_EMULATOR_STEPS", 4_000_000_000),
         bytes: number::<u64>("CROSSCCL_EMULATOR_GIB", 16) << 30,
-        object: std::env::var("CROSSCCL_EMULATOR_OBJECT").ok().filter(|v| !v.is_empty()),
+        object: text("CROSSCCL_EMULATOR_OBJECT"),
         report: number("CROSSCCL_EMULATOR_REPORT", 0u8) != 0,
         abort: std::env::var("CROSSCCL_EMULATOR_FAULTS").map_or(true, |v| v != "error"),
     }
+}
+
+fn text(variable: &str) -> Option<String> {
+    std::env::var(variable).ok().filter(|v| !v.is_empty())
 }
 
 fn number<T: FromStr>(variable: &str, otherwise: T) -> T {

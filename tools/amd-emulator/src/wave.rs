@@ -1,16 +1,18 @@
-//! A wave: 64 lanes, their registers, and the instructions.
+//! A wave: its lanes, their registers, and the instructions. Lanes that a target's waves do not have are never active.
 
 use std::collections::VecDeque;
 
 use half::f16;
 
 use crate::{
+    architecture::{Architecture, CacheKind},
     floats,
     isa::{EXEC, Instruction, Modifiers, Op, Part, Program, Rest, SC0, SC1, Source, Target, VCC},
-    memory::{self, Allocation, Cache, Kind, Map},
+    memory::{Allocation, Caches, Kind, Map, Past},
     random::Random,
 };
 
+/// Lanes that there is room for: those of the widest waves. `Architecture` says how many a target's have.
 pub(crate) const LANES: usize = 64;
 type Lanes = [u32; LANES];
 type Wide = [u64; LANES];
@@ -21,8 +23,19 @@ pub(crate) struct Wave {
     pub(crate) vector: Vec<Lanes>,
     condition: bool,
     pub(crate) at: usize,
-    /// Vector memory operations in the order of issue; `None` is complete.
-    pub(crate) outstanding: VecDeque<Option<Box<Access>>>,
+    /// The lanes that its target's waves have, which masks have bits for.
+    all: u64,
+    /// See [`Op::VKeep`].
+    kept: Box<Lanes>,
+    /// Vector memory operations in the order of issue.
+    pub(crate) outstanding: VecDeque<Issued>,
+}
+
+pub(crate) struct Issued {
+    /// Counted with stores, by targets that count them apart.
+    apart: bool,
+    /// `None` is complete.
+    access: Option<Box<Access>>,
 }
 
 /// An outstanding vector memory operation.
@@ -31,6 +44,8 @@ pub(crate) struct Access {
     op: Op,
     width: u8,
     scope: u8,
+    /// Peers may see it once it is done, whatever is outstanding.
+    published: bool,
     target: Option<u8>,
     lanes: u64,
     /// From the lowest address to behind the highest.
@@ -51,12 +66,11 @@ enum What {
 pub(crate) struct Context<'a> {
     pub(crate) program: &'a Program,
     pub(crate) map: &'a Map,
-    pub(crate) cache: &'a mut Cache,
+    pub(crate) architecture: &'static Architecture,
+    pub(crate) caches: Caches<'a>,
     pub(crate) device: u32,
     /// One cache for all of the device: what is done at its scope needs no write-back and no invalidation.
     pub(crate) one_cache: bool,
-    /// No caches at all.
-    pub(crate) plain: bool,
     pub(crate) shared: &'a mut [u8],
     #[allow(clippy::vec_box)]
     pub(crate) spare: &'a mut Vec<Box<Access>>,
@@ -92,6 +106,7 @@ impl Access {
             op: Op::Load,
             width: 0,
             scope: 0,
+            published: false,
             target: None,
             lanes: 0,
             range: (0, 0),
@@ -148,7 +163,7 @@ fn bits(mask: u64) -> impl Iterator<Item = usize> {
 }
 
 impl Wave {
-    pub(crate) fn new(entry: usize, registers: usize, random: &mut Random) -> Self {
+    pub(crate) fn new(entry: usize, registers: usize, lanes: u32, random: &mut Random) -> Self {
         // Whoever reads what nobody wrote shall not find zeros.
         let junk = random.next() as u32;
         Wave {
@@ -156,6 +171,8 @@ impl Wave {
             vector: vec![[junk; LANES]; registers],
             condition: false,
             at: entry,
+            all: u64::MAX >> (64 - lanes),
+            kept: Box::new([junk; LANES]),
             outstanding: VecDeque::new(),
         }
     }
@@ -177,7 +194,7 @@ impl Wave {
             Source::Scalar(s) => self.scalar[s as usize],
             Source::Constant(c) => c as u32,
             Source::Vector(v) => self.vector[v as usize][self.exec().trailing_zeros() as usize % LANES],
-            Source::None => 0,
+            Source::None | Source::Kept => 0,
         }
     }
     fn read_wide(&self, source: Source) -> u64 {
@@ -186,6 +203,23 @@ impl Wave {
             Source::Constant(c) => c,
             _ => 0,
         }
+    }
+    /// A mask of lanes, as many bits as a wave has lanes.
+    fn read_mask(&self, source: Source) -> u64 {
+        self.all
+            & match source {
+                Source::Scalar(s) if self.is_narrow() => self.scalar[s as usize].into(),
+                other => self.read_wide(other),
+            }
+    }
+    fn write_mask(&mut self, target: Target, x: u64) {
+        if self.is_narrow() { self.write(target, x as u32) } else { self.write_wide(target, x) }
+    }
+    fn lane_count(&self) -> usize {
+        self.all.count_ones() as usize
+    }
+    fn is_narrow(&self) -> bool {
+        self.all != u64::MAX
     }
     fn write(&mut self, target: Target, x: u32) {
         if let Target::Scalar(s) = target {
@@ -206,6 +240,7 @@ impl Wave {
             source => {
                 match source {
                     Source::Vector(v) => *buffer = self.vector[v as usize],
+                    Source::Kept => *buffer = *self.kept,
                     other => *buffer = [self.read(other); LANES],
                 }
                 if i.modified {
@@ -346,9 +381,9 @@ impl Wave {
         }
         macro_rules! save_exec {
             (|$a:ident| $value:expr) => {{
-                let $a = self.read_wide(i.source[0]);
-                let value: u64 = $value;
-                self.write_wide(i.target, exec);
+                let $a = self.read_mask(i.source[0]);
+                let value: u64 = $value & self.all;
+                self.write_mask(i.target, exec);
                 self.set_pair(EXEC, value);
                 self.condition = value != 0;
             }};
@@ -483,7 +518,7 @@ impl Wave {
         macro_rules! carry {
             (|$a:ident, $b:ident, $c:ident| $value:expr) => {{
                 let (a, b) = (self.lanes(i, 0, SINGLE, ka), self.lanes(i, 1, SINGLE, kb));
-                let carries = self.read_wide(i.source[2]);
+                let carries = self.read_mask(i.source[2]);
                 let (mut out, mut flags): (Lanes, [u8; LANES]) = ([0; LANES], [0; LANES]);
                 for l in 0..LANES {
                     let ($a, $b, $c) = (a[l], b[l], (carries >> l & 1) as u32);
@@ -493,7 +528,7 @@ impl Wave {
                 }
                 self.put(i, exec, &out);
                 let carries = gather(&flags) & exec;
-                self.write_wide(i.second, carries);
+                self.write_mask(i.second, carries);
             }};
         }
         macro_rules! mask {
@@ -509,7 +544,7 @@ impl Wave {
                     }
                 }
                 let found = gather(&flags) & exec;
-                self.write_wide(i.target, found);
+                self.write_mask(i.target, found);
             }};
         }
         macro_rules! cmp {
@@ -563,17 +598,25 @@ impl Wave {
 
         match i.op {
             Op::Nop | Op::SetPriority | Op::SDcacheInv | Op::SIcacheInv | Op::VNop => {}
+            Op::Delay | Op::Clause | Op::WaitHazard | Op::Prefetch | Op::Message => {}
+            Op::CodeEnd => return Some(Stop::Fault("it ran beyond its code".to_owned())),
+            Op::VKeep => {
+                if let Source::Vector(v) = i.source[0] {
+                    *self.kept = self.vector[v as usize];
+                }
+            }
             Op::Sleep => return Some(Stop::Sleeps),
             Op::End => return Some(Stop::Ends),
             Op::Barrier => return Some(Stop::Barrier),
-            Op::Wait => return self.wait(i.value, context),
+            Op::Wait => return self.wait(i.value, false, context),
+            Op::WaitStores => return self.wait(i.value, true, context),
             Op::Branch => branch!(true),
             Op::BranchExecZ => branch!(exec == 0),
             Op::BranchExecNz => branch!(exec != 0),
             Op::BranchScc0 => branch!(!self.condition),
             Op::BranchScc1 => branch!(self.condition),
-            Op::BranchVccZ => branch!(self.pair(VCC) == 0),
-            Op::BranchVccNz => branch!(self.pair(VCC) != 0),
+            Op::BranchVccZ => branch!(self.read_mask(Source::Scalar(VCC)) == 0),
+            Op::BranchVccNz => branch!(self.read_mask(Source::Scalar(VCC)) != 0),
 
             Op::SMov => s1!(|a| a),
             Op::SMovK => s1!(|a| a as i16 as u32),
@@ -748,7 +791,7 @@ impl Wave {
             // Of four bytes, as all forms of it are.
             Op::SGetPc => self.write_wide(i.target, context.base + u64::from(i.address) + 4),
             Op::SLoad | Op::SLoad2 | Op::SLoad4 | Op::SLoad8 | Op::SLoad16 => return self.load_scalars(i, context),
-            Op::SMemTime | Op::SMemRealTime => {
+            Op::SMemTime | Op::SMemRealTime | Op::MessageTime => {
                 let now = (context.clock)();
                 self.write_wide(i.target, now);
             }
@@ -777,13 +820,13 @@ impl Wave {
                 self.write(i.target, x);
             }
             Op::VReadLane => {
-                let lane = self.read(i.source[1]) as usize % LANES;
+                let lane = self.read(i.source[1]) as usize % self.lane_count();
                 let Source::Vector(v) = i.source[0] else { return Some(bad(i)) };
                 let x = self.vector[v as usize][lane];
                 self.write(i.target, x);
             }
             Op::VWriteLane => {
-                let (x, lane) = (self.read(i.source[0]), self.read(i.source[1]) as usize % LANES);
+                let (x, lane) = (self.read(i.source[0]), self.read(i.source[1]) as usize % self.lane_count());
                 let Target::Vector(v) = i.target else { return Some(bad(i)) };
                 self.vector[v as usize][lane] = x;
             }
@@ -865,7 +908,7 @@ impl Wave {
             Op::VPerm => v3!(|a, b, c| permute(a, b, c)),
             Op::VCndMask => {
                 let (a, b) = (self.lanes(i, 0, SINGLE, ka), self.lanes(i, 1, SINGLE, kb));
-                let which = self.read_wide(i.source[2]);
+                let which = self.read_mask(i.source[2]);
                 each!(l, if which >> l & 1 == 1 { b[l] } else { a[l] })
             }
             Op::VMulLo => v2!(|a, b| a.wrapping_mul(b)),
@@ -892,7 +935,7 @@ impl Wave {
                     flags[l] = u8::from(flag);
                 }
                 self.put_wide(i, exec, &out);
-                self.write_wide(i.second, gather(&flags) & exec);
+                self.write_mask(i.second, gather(&flags) & exec);
             }
             // Of 16 bits; the upper half becomes 0.
             Op::VLshlRev16 => v2!(|a, b| (b & 0xffff) << (a & 15) & 0xffff),
@@ -924,6 +967,15 @@ impl Wave {
                 let c = &self.vector[v as usize];
                 each!(l, float(a[l]).mul_add(float(b[l]), float(c[l])).to_bits())
             }
+            Op::VMadF | Op::VMadmkF | Op::VMadakF => {
+                v3!(|a, b, c| floats::multiply_add(float(a), float(b), float(c)).to_bits())
+            }
+            Op::VMacF => {
+                let Target::Vector(v) = i.target else { return Some(bad(i)) };
+                let (a, b) = (self.lanes(i, 0, SINGLE, ka), self.lanes(i, 1, SINGLE, kb));
+                let c = &self.vector[v as usize];
+                each!(l, floats::multiply_add(float(a[l]), float(b[l]), float(c[l])).to_bits())
+            }
             Op::VPkAddF => pack!(|x, y| x + y),
             Op::VPkMulF => pack!(|x, y| x * y),
             Op::VPkFmaF => pack!(|x, y, z| x.mul_add(y, z)),
@@ -948,10 +1000,10 @@ impl Wave {
                     flags[l] = u8::from(flag);
                 }
                 self.put(i, exec, &out);
-                self.write_wide(i.second, gather(&flags) & exec);
+                self.write_mask(i.second, gather(&flags) & exec);
             }
             Op::VDivFmasF => {
-                let scaled = self.pair(VCC);
+                let scaled = self.read_mask(Source::Scalar(VCC));
                 let (a, b) = (self.lanes(i, 0, SINGLE, ka), self.lanes(i, 1, SINGLE, kb));
                 let c = self.lanes(i, 2, SINGLE, kc);
                 each!(l, floats::division_fused(float(a[l]), float(b[l]), float(c[l]), scaled >> l & 1 == 1).to_bits())
@@ -985,10 +1037,10 @@ impl Wave {
                     flags[l] = u8::from(flag);
                 }
                 self.put_wide(i, exec, &out);
-                self.write_wide(i.second, gather(&flags) & exec);
+                self.write_mask(i.second, gather(&flags) & exec);
             }
             Op::VDivFmasD => {
-                let scaled = self.pair(VCC);
+                let scaled = self.read_mask(Source::Scalar(VCC));
                 let (a, b, c) = (self.wide(i, 0, wa), self.wide(i, 1, wb), self.wide(i, 2, wc));
                 each_wide!(l, {
                     let (a, b, c) = (double(a[l]), double(b[l]), double(c[l]));
@@ -1095,17 +1147,21 @@ impl Wave {
                 if context.takes_effect(i.scope) {
                     let mut access = context.spare.pop().unwrap_or_else(Access::new);
                     access.what = What::WriteBack;
+                    access.published = false;
                     access.lanes = 1;
-                    self.outstanding.push_back(Some(access));
+                    self.outstanding.push_back(Issued { apart: false, access: Some(access) });
                     return Some(Stop::Waits);
                 }
             }
             // At once: loads that follow are fresh, whatever is still outstanding.
             Op::Invalidate => {
                 if context.takes_effect(i.scope) {
-                    context.cache.invalidate();
+                    context.caches.last.iter_mut().for_each(|c| c.invalidate());
                 }
             }
+            Op::InvalidateSecond => context.caches.second.iter_mut().for_each(|c| c.invalidate()),
+            Op::InvalidateFirst => context.caches.first.iter_mut().for_each(|c| c.invalidate()),
+            Op::InvalidateLast => context.caches.last.iter_mut().for_each(|c| c.invalidate()),
             Op::DsRead
             | Op::DsRead2
             | Op::DsRead3
@@ -1135,13 +1191,18 @@ impl Wave {
     }
 
     /// Leaves at most `left` operations outstanding; complete in turn from the oldest, as they are counted.
-    fn wait(&mut self, left: i32, context: &mut Context<'_>) -> Option<Stop> {
+    fn wait(&mut self, left: i32, apart: bool, context: &mut Context<'_>) -> Option<Stop> {
         let Ok(left) = usize::try_from(left) else { return None };
         loop {
-            while let Some(None) = self.outstanding.front() {
-                self.outstanding.pop_front();
-            }
-            if self.outstanding.len() <= left {
+            self.retire();
+            // From the oldest that is not complete, of those that are counted together.
+            let counted = if self.is_narrow() {
+                let mut counted = self.outstanding.iter().filter(|o| o.apart == apart);
+                if counted.any(|o| o.access.is_some()) { 1 + counted.count() } else { 0 }
+            } else {
+                self.outstanding.len()
+            };
+            if counted <= left {
                 return None;
             }
             match self.complete_one(context, true) {
@@ -1160,9 +1221,16 @@ impl Wave {
         }
     }
 
-    /// Whether something is outstanding still.
+    /// Forgets what is complete, in order.
+    fn retire(&mut self) {
+        while self.outstanding.front().is_some_and(|o| o.access.is_none()) {
+            self.outstanding.pop_front();
+        }
+    }
+
+    /// Whether nothing is outstanding any more.
     pub(crate) fn is_drained(&self) -> bool {
-        self.outstanding.iter().all(Option::is_none)
+        self.outstanding.iter().all(|o| o.access.is_none())
     }
 
     /// One outstanding operation takes effect, any that no older one of the wave precedes. Whether that was a store
@@ -1175,13 +1243,13 @@ impl Wave {
         let mut pick = context.random.below(count as u64) as usize;
         // A write-back takes long: others are taken first, mostly.
         let slow = !context.random.once_in(4);
-        let waits = |a: &Option<Box<Access>>| a.as_ref().is_some_and(|a| !(slow && a.what == What::WriteBack));
+        let waits = |o: &Issued| o.access.as_ref().is_some_and(|a| !(slow && a.what == What::WriteBack));
         if !self.outstanding.iter().any(waits) {
             if !forced || self.is_drained() {
                 return Ok(false);
             }
             // Nothing but write-backs, which do not precede each other.
-            while self.outstanding[pick].is_none() {
+            while self.outstanding[pick].access.is_none() {
                 pick = (pick + 1) % count;
             }
         } else {
@@ -1192,7 +1260,7 @@ impl Wave {
         // Whom something precedes lets that go first.
         let mut older = 0;
         while older < pick {
-            let precedes = match (&self.outstanding[older], &self.outstanding[pick]) {
+            let precedes = match (&self.outstanding[older].access, &self.outstanding[pick].access) {
                 (Some(a), Some(b)) => a.precedes(b),
                 _ => false,
             };
@@ -1202,9 +1270,13 @@ impl Wave {
                 older += 1;
             }
         }
-        let Some(mut access) = self.outstanding[pick].take() else { return Ok(false) };
-        let published = matches!(access.what, What::Store | What::Atomic) && access.scope & SC1 != 0;
-        let exposed = published && self.outstanding.iter().flatten().any(|a| a.what == What::WriteBack);
+        let Some(mut access) = self.outstanding[pick].access.take() else { return Ok(false) };
+        // Where nothing is written back, it is the stores themselves that are late.
+        let late = |a: &Access| match context.architecture.caches {
+            CacheKind::OfPairs => a.what == What::Store && !a.published,
+            _ => a.what == What::WriteBack,
+        };
+        let exposed = access.published && self.outstanding.iter().any(|o| o.access.as_deref().is_some_and(late));
         // Lanes need not go together.
         let all = access.lanes;
         if all.count_ones() > 1 && context.random.once_in(8) {
@@ -1213,7 +1285,7 @@ impl Wave {
                 access.lanes = some;
                 let done = access.complete(self, context);
                 access.lanes = all & !some;
-                self.outstanding[pick] = Some(access);
+                self.outstanding[pick].access = Some(access);
                 return done.map(|()| exposed);
             }
         }
@@ -1231,18 +1303,14 @@ impl Wave {
         // The two lowest bits are ignored, as the hardware does.
         let address = self.read_wide(i.source[0]).wrapping_add_signed(offset) & !3;
         let bytes = u64::from(i.width) * 4;
-        let cached = match context.find(address, bytes, false) {
+        let found = match context.find(address, bytes, false) {
             Err(why) => return Some(Stop::Fault(why)),
-            Ok(found) => found.kind == Kind::Device && !context.plain,
+            Ok(found) => found,
         };
         for k in 0..i.width {
             let mut word = [0; 4];
             let at = address + 4 * u64::from(k);
-            if cached {
-                context.cache.load(at, &mut word)
-            } else {
-                memory::load_memory(at, &mut word)
-            }
+            context.caches.load_scalar(&found, Past::None, at, &mut word);
             self.scalar[(to + k) as usize] = u32::from_le_bytes(word);
         }
         None
@@ -1309,21 +1377,30 @@ impl Wave {
             Target::Vector(v) => Some(v),
             _ => None,
         };
-        // At the device's scope or wider.
-        let published = what != What::Load && i.scope & SC1 != 0;
-        self.outstanding.push_back(Some(access));
+        let published = what != What::Load
+            && match context.architecture.caches {
+                // At the device's scope or wider.
+                CacheKind::OfDies => i.scope & SC1 != 0,
+                // Stores say no scope: flags and packets are narrow and where no cache keeps them.
+                CacheKind::OfUnits | CacheKind::OfPairs => {
+                    i.width <= 8
+                        && context
+                            .map
+                            .find(access.address[lanes.trailing_zeros() as usize])
+                            .is_some_and(|a| a.kind != Kind::Device)
+                }
+            };
+        access.published = published;
+        let apart = self.is_narrow() && what != What::Load && i.target == Target::None;
+        self.outstanding.push_back(Issued { apart, access: Some(access) });
         // The counter has 6 bits: the hardware waits before it overflows.
         if self.outstanding.len() >= 60 {
-            while let Some(None) = self.outstanding.front() {
-                self.outstanding.pop_front();
-            }
-            while self.outstanding.len() >= 60 && self.outstanding.iter().any(Option::is_some) {
+            self.retire();
+            while self.outstanding.len() >= 60 && !self.is_drained() {
                 if let Err(fault) = self.complete_one(context, true) {
                     return Some(Stop::Fault(fault));
                 }
-                while let Some(None) = self.outstanding.front() {
-                    self.outstanding.pop_front();
-                }
+                self.retire();
             }
         }
         published.then_some(Stop::Published)
@@ -1346,7 +1423,7 @@ impl Wave {
             let (from, which) = (self.vector[data], self.vector[address as usize]);
             let mut out = [0; LANES];
             for l in bits(lanes) {
-                let lane = (which[l].wrapping_add(i.value as u32) / 4) as usize % LANES;
+                let lane = (which[l].wrapping_add(i.value as u32) / 4) as usize % self.lane_count();
                 out[l] = if lanes >> lane & 1 == 1 { from[lane] } else { 0 };
             }
             put_lanes(&mut self.vector[target], lanes, &out);
@@ -1432,8 +1509,12 @@ impl Context<'_> {
 
     /// Whether a write-back or invalidation of this scope does anything.
     fn takes_effect(&self, scope: u8) -> bool {
-        // sc0 alone is the block, whose waves share a cache; sc1 alone is the device.
-        !self.plain && scope & SC1 != 0 && (scope & SC0 != 0 || !self.one_cache)
+        match self.architecture.caches {
+            // sc0 alone is the block, whose waves share a cache; sc1 alone is the device.
+            CacheKind::OfDies => scope & SC1 != 0 && (scope & SC0 != 0 || !self.one_cache),
+            CacheKind::OfUnits => true,
+            CacheKind::OfPairs => false,
+        }
     }
 }
 
@@ -1441,7 +1522,7 @@ impl Access {
     fn complete(&self, wave: &mut Wave, context: &mut Context<'_>) -> Result<(), String> {
         match self.what {
             What::WriteBack => {
-                context.cache.write_back();
+                context.caches.last.iter_mut().for_each(|c| c.write_back());
                 Ok(())
             }
             What::Load => self.load(wave, context),
@@ -1463,26 +1544,23 @@ impl Access {
         Ok(found)
     }
 
+    fn past(&self) -> Past {
+        match self.scope {
+            scope if scope & SC1 != 0 => Past::All,
+            scope if scope & SC0 != 0 => Past::First,
+            _ => Past::None,
+        }
+    }
+
     fn load(&self, wave: &mut Wave, context: &mut Context<'_>) -> Result<(), String> {
         let width = usize::from(self.width);
         let target = usize::from(self.target.unwrap_or(0));
-        let far = context.plain || self.scope & SC1 != 0;
+        let past = self.past();
         let mut last = None;
         let mut data = [0u8; 16];
         for l in bits(self.lanes) {
-            let direct = far || self.allocation(l, &mut last, context)?.kind != Kind::Device;
-            if far {
-                self.allocation(l, &mut last, context)?;
-            }
-            let out = &mut data[..width];
-            if direct {
-                if !context.plain {
-                    context.cache.flush(self.address[l], width);
-                }
-                memory::load_memory(self.address[l], out);
-            } else {
-                context.cache.load(self.address[l], out);
-            }
+            let found = self.allocation(l, &mut last, context)?;
+            context.caches.load(&found, past, self.address[l], &mut data[..width]);
             let word = |k: usize| u32::from_le_bytes([data[4 * k], data[4 * k + 1], data[4 * k + 2], data[4 * k + 3]]);
             let (byte, short) = (data[0], u16::from_le_bytes([data[0], data[1]]));
             let old = wave.vector[target][l];
@@ -1512,25 +1590,17 @@ impl Access {
 
     fn store(&self, context: &mut Context<'_>) -> Result<(), String> {
         let width = usize::from(self.width);
-        let far = context.plain || self.scope & SC1 != 0;
+        let past = self.past();
         let high = matches!(self.op, Op::Store8High | Op::Store16High);
         let mut last = None;
         let mut data = [0u8; 16];
         for l in bits(self.lanes) {
-            let kind = self.allocation(l, &mut last, context)?.kind;
+            let found = self.allocation(l, &mut last, context)?;
             for k in 0..width.div_ceil(4) {
                 let word = if high { self.data[0][l] >> 16 } else { self.data[k][l] };
                 data[4 * k..4 * k + 4].copy_from_slice(&word.to_le_bytes());
             }
-            let data = &data[..width];
-            if far || kind != Kind::Device {
-                memory::store_memory(self.address[l], data);
-                if !context.plain {
-                    context.cache.update(self.address[l], data);
-                }
-            } else {
-                context.cache.store(self.address[l], data);
-            }
+            context.caches.store(&found, past, self.address[l], &data[..width]);
         }
         Ok(())
     }
@@ -1546,10 +1616,7 @@ impl Access {
             let word = |k: usize| u64::from(self.data[k][l]);
             let new = if wide { word(0) | word(1) << 32 } else { word(0) };
             let compared = if wide { word(2) | word(3) << 32 } else { word(1) };
-            if !context.plain {
-                context.cache.flush(address, self.width.into());
-            }
-            let old = memory::change_memory(address, self.width, |old| match self.op {
+            let old = context.caches.change(address, self.width, |old| match self.op {
                 Swap | Swap2 => new,
                 CmpSwap | CmpSwap2 if old == compared => new,
                 CmpSwap | CmpSwap2 => old,
@@ -1561,12 +1628,6 @@ impl Access {
                 MinU | MinU2 => old.min(new),
                 _ => old.max(new),
             });
-            // The line has the word as memory has it now.
-            if !context.plain {
-                let mut now = [0; 8];
-                memory::load_memory(address, &mut now[..usize::from(self.width)]);
-                context.cache.update(address, &now[..usize::from(self.width)]);
-            }
             if let (Some(target), true) = (self.target, self.scope & SC0 != 0) {
                 wave.vector[usize::from(target)][l] = old as u32;
                 if wide {

@@ -5,7 +5,7 @@
 mod support;
 
 use amdhip64::*;
-use support::{compile, function, launch, memory, ok, read, stream, turn, uncached, write};
+use support::{compile, function, launch, memory, ok, read, stream, target, turn, uncached, write};
 
 const RANKS: usize = 4;
 const COUNT: usize = 512;
@@ -92,6 +92,21 @@ fn value(seed: u64, rank: usize, i: usize) -> f32 {
     ((i * 7 + rank * 13 + seed as usize * 5) % 61) as f32 - 30.0
 }
 
+/// Runs with a bug that `targets` have: half fail at least. To others the code is correct, and none may.
+fn fails_on(targets: &[&str], defines: &[&str], rounds: u32) {
+    let wrong = failures(defines, rounds, 100);
+    let target = target();
+    if targets.contains(&&*target) {
+        assert!(wrong >= 50, "{target}: {wrong} of 100");
+    } else {
+        assert_eq!(wrong, 0, "{target}");
+    }
+}
+
+const ALL: &[&str] = &["gfx90a", "gfx942", "gfx1100"];
+/// Whose stores stay in a cache until they are written back.
+const WRITTEN_BACK: &[&str] = &["gfx90a", "gfx942"];
+
 #[test]
 fn the_correct_kernel_passes() {
     assert_eq!(failures(&[], 1, 100), 0);
@@ -113,30 +128,32 @@ fn another_wave_may_poll() {
 /// The compiler's release store, which does not wait for the write-back if nothing else is outstanding.
 #[test]
 fn a_release_as_compiled_fails() {
-    assert!(failures(&["DRAIN", "AS_COMPILED"], 1, 100) >= 50);
+    fails_on(WRITTEN_BACK, &["DRAIN", "AS_COMPILED"], 1);
 }
 
+/// A block of gfx1100 is on two compute units, so that its barrier is a release of each wave.
 #[test]
 fn waves_that_do_not_release_fail() {
-    assert!(failures(&["NO_RELEASE"], 1, 100) >= 50);
+    fails_on(WRITTEN_BACK, &["NO_RELEASE"], 1);
 }
 
 #[test]
 fn a_poll_without_acquire_fails() {
-    assert!(failures(&["NO_ACQUIRE"], 1, 100) >= 50);
+    fails_on(ALL, &["NO_ACQUIRE"], 1);
 }
 
+/// For gfx1100 the compiler makes the same of both scopes.
 #[test]
 fn a_release_to_the_device_alone_fails() {
-    assert!(failures(&["DEVICE_SCOPE"], 1, 100) >= 50);
+    fails_on(WRITTEN_BACK, &["DEVICE_SCOPE"], 1);
 }
 
 #[test]
 fn one_buffer_for_all_rounds_fails() {
-    assert!(failures(&["SINGLE_BUFFER"], 3, 100) >= 50);
+    fails_on(ALL, &["SINGLE_BUFFER"], 3);
 }
 
 #[test]
 fn no_wait_fails() {
-    assert!(failures(&["NO_WAIT"], 1, 100) >= 50);
+    fails_on(ALL, &["NO_WAIT"], 1);
 }

@@ -231,8 +231,8 @@ fn what_is_no_code_object_is_refused() {
     let mut object = compile("runtime", &[]);
     // SAFETY: bytes enough for a header.
     assert_eq!(unsafe { hipModuleLoadData(&raw mut module, [0u8; 64].as_ptr().cast()) }, 200);
-    // Another machine: gfx90a.
-    object[48] = 0x3f;
+    // Another machine: gfx906.
+    object[48] = 0x2f;
     // SAFETY: a whole file.
     assert_eq!(unsafe { hipModuleLoadData(&raw mut module, object.as_ptr().cast()) }, 200);
     hipGetLastError();

@@ -2,6 +2,11 @@
 typedef unsigned u32;
 typedef float f32x4 __attribute__((ext_vector_type(4)));
 #define FENCE(order, scope) __builtin_amdgcn_fence(order, scope)
+#if defined(__GFX11__)
+#define WAIT_FOR_STORES() asm volatile("s_waitcnt_vscnt null, 0x0" ::: "memory")
+#else
+#define WAIT_FOR_STORES() asm volatile("s_waitcnt vmcnt(0)" ::: "memory")
+#endif
 
 struct Arguments {
   float* staging[8];  // two buffers of `count`; ordinary memory
@@ -34,10 +39,10 @@ extern "C" __attribute__((global)) __attribute__((amdgpu_flat_work_group_size(1,
       *(f32x4*)(a.staging[a.rank] + half + i) = *(const f32x4*)(a.data + i);
 #ifdef DRAIN
     // The stores are done, in the cache.
-    asm volatile("s_waitcnt vmcnt(0)" ::: "memory");
+    WAIT_FOR_STORES();
 #elif !defined(NO_RELEASE)
     FENCE(__ATOMIC_RELEASE, SCOPE);
-    asm volatile("s_waitcnt vmcnt(0)" ::: "memory");
+    WAIT_FOR_STORES();
 #endif
     barrier();
     if (thread < a.ranks) {
@@ -45,7 +50,7 @@ extern "C" __attribute__((global)) __attribute__((amdgpu_flat_work_group_size(1,
       __hip_atomic_store(a.flags[thread] + a.rank, round, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_SYSTEM);
 #else
       FENCE(__ATOMIC_RELEASE, SCOPE);
-      asm volatile("s_waitcnt vmcnt(0)" ::: "memory");
+      WAIT_FOR_STORES();
       __hip_atomic_store(a.flags[thread] + a.rank, round, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
 #endif
 #if !defined(NO_WAIT) && !defined(LAST_WAVE_POLLS)

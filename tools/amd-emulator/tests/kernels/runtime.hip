@@ -30,12 +30,20 @@ KERNEL all_blocks(Arguments a) {
   __builtin_amdgcn_s_barrier();
 }
 
+__attribute__((device)) static inline u64 ticks() {
+#if defined(__GFX11__)
+  return __builtin_amdgcn_s_sendmsg_rtnl(0x83);  // MSG_RTN_GET_REALTIME
+#else
+  return __builtin_amdgcn_s_memrealtime();
+#endif
+}
+
 KERNEL pass_time(Arguments a) {
-  const u64 begin = __builtin_amdgcn_s_memrealtime();
+  const u64 begin = ticks();
   u64 now = begin;
   while (now - begin < a.value) {
     __builtin_amdgcn_s_sleep(1);
-    now = __builtin_amdgcn_s_memrealtime();
+    now = ticks();
   }
   STORE(a.word, now - begin);
 #ifdef UNKNOWN

@@ -33,18 +33,26 @@ pub(crate) fn turn() -> MutexGuard<'static, ()> {
     turn
 }
 
+/// The target of this run, as the emulator reads it.
+pub(crate) fn target() -> String {
+    let set = std::env::var("CROSSCCL_EMULATOR_TARGET").ok().filter(|v| !v.is_empty());
+    set.unwrap_or_else(|| "gfx942".to_owned())
+}
+
 /// Compiles `kernels/NAME.hip` with these macros set; a code object.
 pub(crate) fn compile(name: &str, defines: &[&str]) -> Vec<u8> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/kernels").join(name).with_extension("hip");
     let output = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!(
-        "{name}-{}-{}.co",
+        "{name}-{}-{}-{}.co",
+        target(),
         defines.join("-"),
         std::process::id()
     ));
     let compiler = std::env::var("CROSSCCL_EMULATOR_CLANG").unwrap_or_else(|_| "clang++-19".to_owned());
     let mut command = Command::new(&compiler);
-    command.args(["-x", "hip", "--offload-arch=gfx942", "--cuda-device-only", "-nogpulib", "-nogpuinc"]);
+    command.args(["-x", "hip", "--cuda-device-only", "-nogpulib", "-nogpuinc"]);
     command.args(["--no-gpu-bundle-output", "-O3", "-std=c++17", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror"]);
+    command.arg(format!("--offload-arch={}", target()));
     command.args(defines.iter().map(|d| format!("-D{d}"))).arg(&source).arg("-o").arg(&output);
     let done = command.output();
     let done =
