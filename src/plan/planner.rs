@@ -507,7 +507,8 @@ mod tests {
                 assert!((1..=64).contains(&plan.rounds), "{plan}");
                 assert!(u128::from(plan.segment) * u128::from(plan.rounds) >= u128::from(bytes), "{plan}");
                 assert!(
-                    plan.rounds == 1 || (plan.segment * u64::from(plan.rounds - 1) < bytes && plan.segment % 16 == 0),
+                    plan.rounds == 1
+                        || (plan.segment * u64::from(plan.rounds - 1) < bytes && plan.segment.is_multiple_of(16)),
                     "{plan}"
                 );
             }
