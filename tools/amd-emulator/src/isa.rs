@@ -917,4 +917,54 @@ mod tests {
         assert_eq!(refused("buffer_invl2", Names::Gfx942), "mnemonic");
         assert_eq!(refused("v_mac_f32_e32 v0, v1, v2", Names::Gfx942), "mnemonic");
     }
+
+    #[test]
+    fn gfx11_has_its_own_names() {
+        let decode = |text: &str| super::decode(text, 0, Names::Gfx1100);
+        let of = |text: &str| decode(text).expect(text);
+        let refused = |text: &str| decode(text).err().unwrap_or_else(|| panic!("{text} was taken"));
+        let i = of("global_load_b64 v[2:3], v0, s[2:3] glc");
+        assert_eq!((i.op, i.width, i.scope), (Op::Load2, 8, SC0));
+        assert_eq!(of("s_and_saveexec_b32 s0, vcc_lo").op, Op::SAndSaveExec);
+        assert_eq!(of("s_waitcnt_vscnt null, 0x3").value, 3);
+        assert_eq!(of("s_delay_alu instid0(VALU_DEP_1) | instskip(NEXT) | instid1(VALU_DEP_2)").op, Op::Delay);
+        assert_eq!(of("v_mad_u64_u32 v[10:11], null, v5, s0, 0").second, Target::None);
+        let i = of("v_cmpx_ne_u64_e32 0, v[9:10]");
+        assert_eq!((i.op, i.target, i.source[1]), (Op::VCmpNeU64, Target::Scalar(EXEC), Source::Vector(9)));
+        assert_eq!(of("s_sendmsg_rtn_b64 s[0:1], sendmsg(MSG_RTN_GET_REALTIME)").target, Target::Scalar(0));
+        // What is above a short result stays.
+        assert_eq!(of("v_sub_nc_u16 v0, v1, v2").modifiers.rest, Rest::Kept);
+        assert_eq!(refused("s_sendmsg sendmsg(MSG_INTERRUPT)"), "message sendmsg(MSG_INTERRUPT)");
+        assert_eq!(refused("s_sendmsg_rtn_b64 s[0:1], sendmsg(MSG_RTN_GET_TMA)"), "message sendmsg(MSG_RTN_GET_TMA)");
+        for other in ["global_load_dwordx2 v[2:3], v0, s[2:3]", "s_and_saveexec_b64 s[0:1], vcc", "buffer_wbl2"] {
+            assert_eq!(refused(other), "mnemonic");
+        }
+    }
+
+    /// Both halves read before either writes.
+    #[test]
+    fn pairs_are_put_in_order() {
+        let ops = |text: &str| {
+            let all = decode_line(text, 0, Names::Gfx1100).expect(text);
+            all.iter().map(|i| (i.op, i.target, i.source[0])).collect::<Vec<_>>()
+        };
+        let (v, s) = (Target::Vector, Source::Vector);
+        assert_eq!(
+            ops("v_dual_mov_b32 v0, v2 :: v_dual_mov_b32 v1, v3"),
+            [(Op::VMov, v(0), s(2)), (Op::VMov, v(1), s(3))]
+        );
+        assert_eq!(
+            ops("v_dual_mov_b32 v0, v2 :: v_dual_add_f32 v1, v0, v3"),
+            [(Op::VAddF, v(1), s(0)), (Op::VMov, v(0), s(2))]
+        );
+        assert_eq!(
+            ops("v_dual_mov_b32 v0, v1 :: v_dual_mov_b32 v1, v0"),
+            [(Op::VKeep, Target::None, s(0)), (Op::VMov, v(0), s(1)), (Op::VMov, v(1), Source::Kept)]
+        );
+        let pair = "v_dual_cndmask_b32 v4, v4, v7 :: v_dual_fmac_f32 v5, v6, v4";
+        let all = decode_line(pair, 0, Names::Gfx1100).expect("known");
+        assert_eq!((all[0].op, all[1].source[2]), (Op::VFmacF, Source::Scalar(VCC)));
+        assert!(decode_line(pair, 0, Names::Gfx942).is_err());
+        assert!(decode_line("v_dual_mov_b32 v0, v1 :: v_dual_dot2acc_f32_f16 v1, v2, v3", 0, Names::Gfx1100).is_err());
+    }
 }

@@ -496,7 +496,15 @@ impl Machine {
         }
         b.arrived = 0;
         let waves = b.waves.clone();
-        waves.into_iter().for_each(|w| self.make_ready(w));
+        for w in waves {
+            // Whoever passes with something outstanding may be the last to get on with it.
+            if !self.runners[w].wave.is_drained() && self.random.once_in(2) {
+                let until = self.tick + self.random.magnitude(3.3);
+                self.stalled.push(Reverse((until, w)));
+            } else {
+                self.make_ready(w);
+            }
+        }
     }
 
     /// An operation of a wave that has ended, or waits at a barrier, takes effect.

@@ -92,12 +92,12 @@ fn value(seed: u64, rank: usize, i: usize) -> f32 {
     ((i * 7 + rank * 13 + seed as usize * 5) % 61) as f32 - 30.0
 }
 
-/// Runs with a bug that `targets` have: half fail at least. To others the code is correct, and none may.
+/// Runs with a bug that `targets` have: a quarter fail at least, of hosts' threads that no seed orders. To others the code is correct, and none may.
 fn fails_on(targets: &[&str], defines: &[&str], rounds: u32) {
     let wrong = failures(defines, rounds, 100);
     let target = target();
     if targets.contains(&&*target) {
-        assert!(wrong >= 50, "{target}: {wrong} of 100");
+        assert!(wrong >= 25, "{target}: {wrong} of 100");
     } else {
         assert_eq!(wrong, 0, "{target}");
     }
@@ -135,6 +135,17 @@ fn a_release_as_compiled_fails() {
 #[test]
 fn waves_that_do_not_release_fail() {
     fails_on(WRITTEN_BACK, &["NO_RELEASE"], 1);
+}
+
+#[test]
+fn a_barrier_without_a_release_fails() {
+    fails_on(ALL, &["NO_RELEASE", "BARE_BARRIER"], 1);
+}
+
+/// The waves of a block share the caches that they read through, but for gfx1100, where they are on two units.
+#[test]
+fn an_acquire_of_one_wave_fails() {
+    fails_on(&["gfx1100"], &["ONE_ACQUIRES"], 1);
 }
 
 #[test]

@@ -15,7 +15,10 @@ struct Arguments {
   u32 rank, ranks, count, rounds;
 };
 
-__attribute__((device)) static inline void barrier() {
+// The compiler orders what is before and after it, the hardware does not.
+#define UNORDERED_BARRIER() asm volatile("s_barrier" ::: "memory")
+
+__attribute__((device, unused)) static inline void barrier() {
   FENCE(__ATOMIC_RELEASE, "workgroup");
   __builtin_amdgcn_s_barrier();
   FENCE(__ATOMIC_ACQUIRE, "workgroup");
@@ -44,7 +47,11 @@ extern "C" __attribute__((global)) __attribute__((amdgpu_flat_work_group_size(1,
     FENCE(__ATOMIC_RELEASE, SCOPE);
     WAIT_FOR_STORES();
 #endif
+#if defined(BARE_BARRIER) || defined(ONE_ACQUIRES)
+    UNORDERED_BARRIER();
+#else
     barrier();
+#endif
     if (thread < a.ranks) {
 #ifdef AS_COMPILED
       __hip_atomic_store(a.flags[thread] + a.rank, round, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_SYSTEM);
@@ -63,8 +70,13 @@ extern "C" __attribute__((global)) __attribute__((amdgpu_flat_work_group_size(1,
       while (__hip_atomic_load(a.flags[a.rank] + 255 - thread, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM) < round)
         __builtin_amdgcn_s_sleep(1);
 #endif
+#ifdef ONE_ACQUIRES
+    if (thread < 32) FENCE(__ATOMIC_ACQUIRE, SCOPE);
+    UNORDERED_BARRIER();
+#else
     barrier();
-#ifndef NO_ACQUIRE
+#endif
+#if !defined(NO_ACQUIRE) && !defined(ONE_ACQUIRES)
     FENCE(__ATOMIC_ACQUIRE, SCOPE);
 #endif
     for (u32 i = thread * 4; i < a.count; i += 1024) {
