@@ -12,6 +12,9 @@
 #ifndef CROSSCCL_PLANTED
 #define CROSSCCL_PLANTED 0
 #endif
+#ifndef CROSSCCL_UNCHECKED
+#define CROSSCCL_UNCHECKED 0
+#endif
 
 #include "../kernels-common/abi.h"
 #include "../kernels-common/target.h"
