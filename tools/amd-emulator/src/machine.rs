@@ -101,17 +101,17 @@ struct Levels {
 impl Levels {
     fn new(kind: CacheKind, units: usize, dies: usize) -> Self {
         let (firsts, seconds, lasts) = match kind {
-            CacheKind::OfDies => (0, 0, dies),
-            CacheKind::OfUnits => (units, 0, 1),
-            CacheKind::OfPairs => (2 * units, units.min(ARRAYS as usize), 0),
+            CacheKind::Dies => (0, 0, dies),
+            CacheKind::Units => (units, 0, 1),
+            CacheKind::Pairs => (2 * units, units.min(ARRAYS as usize), 0),
         };
         let caches = |count, lines| (0..count).map(|_| Cache::new(lines)).collect();
         Levels {
             firsts: caches(firsts, FEW_LINES),
             seconds: caches(seconds, LINES),
             lasts: caches(lasts, LINES),
-            pairs: kind == CacheKind::OfPairs,
-            probed: kind == CacheKind::OfUnits,
+            pairs: kind == CacheKind::Pairs,
+            probed: kind == CacheKind::Units,
         }
     }
 
