@@ -22,12 +22,12 @@ pub(crate) struct Architecture {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum CacheKind {
     /// One a die that is written back and invalidated by scope. Instructions say the scope of each access.
-    OfDies,
+    Dies,
     /// One a device that keeps stores until they are written back, and what is not the device's own until it is
     /// invalidated; one a unit before it, which stores go through.
-    OfUnits,
+    Units,
     /// Nothing keeps stores. One a compute unit, of which a unit here has two, and one a shader array before memory.
-    OfPairs,
+    Pairs,
 }
 
 /// What limits the blocks of a unit.
@@ -66,7 +66,7 @@ static ALL: [Architecture; 3] = [
         machine: 0x3f,
         lanes: 64,
         units: 104,
-        caches: CacheKind::OfUnits,
+        caches: CacheKind::Units,
         unit: CDNA,
         names: Names::Gfx90a,
     },
@@ -76,7 +76,7 @@ static ALL: [Architecture; 3] = [
         machine: 0x4c,
         lanes: 64,
         units: 304,
-        caches: CacheKind::OfDies,
+        caches: CacheKind::Dies,
         unit: CDNA,
         names: Names::Gfx942,
     },
@@ -86,7 +86,7 @@ static ALL: [Architecture; 3] = [
         machine: 0x41,
         lanes: 32,
         units: 48,
-        caches: CacheKind::OfPairs,
+        caches: CacheKind::Pairs,
         unit: RDNA,
         names: Names::Gfx1100,
     },

@@ -257,7 +257,7 @@ impl Kernel {
             dispatch_at,
             arguments_at,
             block_at,
-            on_pairs: architecture.caches == CacheKind::OfPairs && resources >> 29 & 1 == 1,
+            on_pairs: architecture.caches == CacheKind::Pairs && resources >> 29 & 1 == 1,
         })
     }
 

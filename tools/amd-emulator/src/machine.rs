@@ -72,10 +72,7 @@ struct Launch {
     /// Memory of the launch: arguments, then the dispatch packet.
     arguments: Box<[u64]>,
     packet: Box<[u64; 8]>,
-    /// Of dies, of units before them, and of arrays between.
-    caches: Vec<Cache>,
-    firsts: Vec<Cache>,
-    seconds: Vec<Cache>,
+    caches: Levels,
     next: u32,
     live: u32,
     /// Of a unit, as parts of [`UNIT`].
@@ -87,22 +84,58 @@ impl Launch {
     fn kernel(&self) -> &Kernel {
         &self.spec.object.kernels[&self.spec.kernel]
     }
+}
 
-    /// What the memory operations of block `number` go through, of its waves on either side of a pair of units.
-    fn caches(&mut self, number: u32, side: u32) -> Caches<'_> {
-        let architecture = self.spec.object.architecture;
-        let place = if architecture.caches == CacheKind::OfPairs { 2 * number + side } else { number };
-        let of = |caches: &[Cache], number: u32| (!caches.is_empty()).then(|| number as usize % caches.len());
-        let (first, last) = (of(&self.firsts, place), of(&self.caches, number));
-        let second = of(&self.seconds, number);
-        Caches {
-            device: self.spec.device,
-            first: first.map(|k| &mut self.firsts[k]),
-            second: second.map(|k| &mut self.seconds[k]),
-            last: last.map(|k| &mut self.caches[k]),
-            probed: architecture.caches == CacheKind::OfUnits,
+/// The caches of a launch.
+#[derive(Default)]
+struct Levels {
+    /// Of units, of arrays of them, and of dies or the device.
+    firsts: Vec<Cache>,
+    seconds: Vec<Cache>,
+    lasts: Vec<Cache>,
+    /// See [`CacheKind`]: a unit has two, and the last ones are told of stores.
+    pairs: bool,
+    probed: bool,
+}
+
+impl Levels {
+    fn new(kind: CacheKind, units: usize, dies: usize) -> Self {
+        let (firsts, seconds, lasts) = match kind {
+            CacheKind::Dies => (0, 0, dies),
+            CacheKind::Units => (units, 0, 1),
+            CacheKind::Pairs => (2 * units, units.min(ARRAYS as usize), 0),
+        };
+        let caches = |count, lines| (0..count).map(|_| Cache::new(lines)).collect();
+        Levels {
+            firsts: caches(firsts, FEW_LINES),
+            seconds: caches(seconds, LINES),
+            lasts: caches(lasts, LINES),
+            pairs: kind == CacheKind::Pairs,
+            probed: kind == CacheKind::Units,
         }
     }
+
+    /// What the memory operations of block `number` go through, of its waves on either side of a pair of units.
+    fn of(&mut self, device: u32, number: u32, side: u32) -> Caches<'_> {
+        let place = if self.pairs { 2 * number + side } else { number };
+        Caches {
+            device,
+            first: pick(&mut self.firsts, place),
+            second: pick(&mut self.seconds, number),
+            last: pick(&mut self.lasts, number),
+            probed: self.probed,
+        }
+    }
+
+    fn all(&mut self) -> impl Iterator<Item = &mut Cache> {
+        self.firsts.iter_mut().chain(&mut self.seconds).chain(&mut self.lasts)
+    }
+}
+
+/// The cache of number `number`, counted around.
+fn pick(caches: &mut [Cache], number: u32) -> Option<&mut Cache> {
+    let count = caches.len().max(1);
+    caches.get_mut(number as usize % count)
 }
 
 struct Block {
@@ -218,20 +251,17 @@ impl Machine {
             self.finished.push(Finished { token, fault: Some("a block does not fit on a unit".to_owned()) });
             return;
         }
-        let one = self.random.once_in(2);
-        let blocks = self.settings.units.min(spec.blocks).max(1);
-        let (caches, firsts, seconds) = match self.settings.target.caches {
-            _ if !self.settings.caches => (0, 0, 0),
-            CacheKind::OfDies => (if one { 1 } else { self.settings.dies.min(spec.blocks).max(1) }, 0, 0),
-            CacheKind::OfUnits => (1, blocks, 0),
-            CacheKind::OfPairs => (0, 2 * blocks, ARRAYS.min(blocks)),
+        let of_blocks = |number: u32| number.min(spec.blocks).max(1) as usize;
+        let dies = if self.random.once_in(2) { 1 } else { of_blocks(self.settings.dies) };
+        let caches = if self.settings.caches {
+            Levels::new(self.settings.target.caches, of_blocks(self.settings.units), dies)
+        } else {
+            Levels::default()
         };
         let mut launch = Launch {
             arguments: arguments(&spec, kernel),
             packet: packet(&spec),
-            caches: (0..caches).map(|_| Cache::new(LINES)).collect(),
-            firsts: (0..firsts).map(|_| Cache::new(FEW_LINES)).collect(),
-            seconds: (0..seconds).map(|_| Cache::new(LINES)).collect(),
+            caches,
             token,
             next: 0,
             live: 0,
@@ -252,7 +282,7 @@ impl Machine {
     fn fill_caches(&mut self, launch: &mut Launch, map: &Map) {
         let device = launch.spec.device;
         // The nearest caches keep what they read of any memory.
-        let any = !launch.firsts.is_empty();
+        let any = !launch.caches.firsts.is_empty();
         let kept = |kind: Kind| kind == Kind::Device || (any && kind != Kind::Image);
         let mut lines = Vec::new();
         for word in &launch.arguments {
@@ -268,11 +298,10 @@ impl Machine {
             {
                 let block = self.random.below(launch.spec.blocks.into()) as u32;
                 let side = self.random.below(2) as u32;
-                launch.caches(block, side).touch(&found, line);
+                launch.caches.of(device, block, side).touch(&found, line);
             }
         }
-        let all = launch.caches.iter_mut().chain(&mut launch.firsts).chain(&mut launch.seconds);
-        all.for_each(|c| c.history.clear());
+        launch.caches.all().for_each(|c| c.history.clear());
     }
 
     pub(crate) fn finished(&mut self) -> Vec<Finished> {
@@ -393,19 +422,19 @@ impl Machine {
         let launch = &mut self.launches[block.launch];
         let range = |words: &[u64]| (words.as_ptr() as u64, words.as_ptr() as u64 + size_of_val(words) as u64);
         let began = self.began;
-        let object = launch.spec.object.clone();
+        let object = &launch.spec.object;
         let mut context = Context {
             program: &object.program,
             architecture: object.architecture,
             map,
             device: launch.spec.device,
-            one_cache: launch.caches.len() == 1,
+            one_cache: launch.caches.lasts.len() == 1,
             shared: &mut block.shared,
             spare: &mut self.spare,
             random: &mut self.random,
             own: [range(&launch.arguments), range(&launch.packet[..])],
             base: launch.spec.base,
-            caches: launch.caches(block.number, *side),
+            caches: launch.caches.of(launch.spec.device, block.number, *side),
             // 100 MHz, of real time: hosts and kernels have deadlines in common.
             clock: &|| began.elapsed().as_nanos() as u64 / 10,
             steps: 0,
@@ -543,10 +572,10 @@ impl Machine {
         }
         // What a launch wrote is in memory when it is complete.
         device.history.clear();
-        l.caches.iter_mut().for_each(Cache::write_back);
+        l.caches.lasts.iter_mut().for_each(Cache::write_back);
         // As many as a device of a cache a die has, however many there are.
-        let each = (HISTORY / (l.caches.len() + l.firsts.len()).max(1)).max(1);
-        for cache in l.caches.iter_mut().chain(&mut l.firsts) {
+        let each = (HISTORY / l.caches.all().count().max(1)).max(1);
+        for cache in l.caches.all() {
             cache.history.truncate(each);
             device.history.append(&mut cache.history);
         }

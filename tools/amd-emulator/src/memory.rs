@@ -282,6 +282,7 @@ pub(crate) struct Caches<'a> {
 
 impl Caches<'_> {
     /// Loads `out`, which does not cross lines, at `address` in `found`.
+    #[inline(always)]
     pub(crate) fn load(&mut self, found: &Allocation, past: Past, address: u64, out: &mut [u8]) {
         match &mut self.first {
             Some(first) if found.kind != Kind::Image => {
@@ -304,10 +305,12 @@ impl Caches<'_> {
     }
 
     /// The same past the first cache, as scalar loads go.
+    #[inline(always)]
     pub(crate) fn load_scalar(&mut self, found: &Allocation, past: Past, address: u64, out: &mut [u8]) {
         load_last(&mut self.last, self.probed && found.device == self.device, found, past, address, out);
     }
 
+    #[inline(always)]
     pub(crate) fn store(&mut self, found: &Allocation, past: Past, address: u64, data: &[u8]) {
         for cache in [&mut self.first, &mut self.second].into_iter().flatten() {
             cache.update(address, data);

@@ -1273,7 +1273,7 @@ impl Wave {
         let Some(mut access) = self.outstanding[pick].access.take() else { return Ok(false) };
         // Where nothing is written back, it is the stores themselves that are late.
         let late = |a: &Access| match context.architecture.caches {
-            CacheKind::OfPairs => a.what == What::Store && !a.published,
+            CacheKind::Pairs => a.what == What::Store && !a.published,
             _ => a.what == What::WriteBack,
         };
         let exposed = access.published && self.outstanding.iter().any(|o| o.access.as_deref().is_some_and(late));
@@ -1380,9 +1380,9 @@ impl Wave {
         let published = what != What::Load
             && match context.architecture.caches {
                 // At the device's scope or wider.
-                CacheKind::OfDies => i.scope & SC1 != 0,
+                CacheKind::Dies => i.scope & SC1 != 0,
                 // Stores say no scope: flags and packets are narrow and where no cache keeps them.
-                CacheKind::OfUnits | CacheKind::OfPairs => {
+                CacheKind::Units | CacheKind::Pairs => {
                     i.width <= 8
                         && context
                             .map
@@ -1511,9 +1511,9 @@ impl Context<'_> {
     fn takes_effect(&self, scope: u8) -> bool {
         match self.architecture.caches {
             // sc0 alone is the block, whose waves share a cache; sc1 alone is the device.
-            CacheKind::OfDies => scope & SC1 != 0 && (scope & SC0 != 0 || !self.one_cache),
-            CacheKind::OfUnits => true,
-            CacheKind::OfPairs => false,
+            CacheKind::Dies => scope & SC1 != 0 && (scope & SC0 != 0 || !self.one_cache),
+            CacheKind::Units => true,
+            CacheKind::Pairs => false,
         }
     }
 }
