@@ -155,6 +155,8 @@ struct Runner {
     block: usize,
     /// Of a pair of compute units.
     side: u32,
+    /// It has passed a barrier with something outstanding.
+    passed: bool,
 }
 
 #[derive(Default)]
@@ -417,7 +419,7 @@ impl Machine {
 
     /// Calls `work` with a wave and what it runs in.
     fn with<R>(&mut self, runner: usize, map: &Map, work: impl FnOnce(&mut Wave, &mut Context<'_>) -> R) -> R {
-        let Runner { wave, block, side } = &mut self.runners[runner];
+        let Runner { wave, block, side, .. } = &mut self.runners[runner];
         let block = &mut self.blocks[*block];
         let launch = &mut self.launches[block.launch];
         let range = |words: &[u64]| (words.as_ptr() as u64, words.as_ptr() as u64 + size_of_val(words) as u64);
@@ -526,8 +528,11 @@ impl Machine {
         b.arrived = 0;
         let waves = b.waves.clone();
         for w in waves {
-            // Whoever passes with something outstanding may be the last to get on with it.
-            if !self.runners[w].wave.is_drained() && self.random.once_in(2) {
+            // Whoever passes with something outstanding may be the last to get on with it: once, or kernels that count on
+            // no barrier for their packets would be too slow for any deadline.
+            let runner = &mut self.runners[w];
+            let first = !runner.wave.is_drained() && !std::mem::replace(&mut runner.passed, true);
+            if first && self.random.once_in(2) {
                 let until = self.tick + self.random.magnitude(3.3);
                 self.stalled.push(Reverse((until, w)));
             } else {
@@ -664,7 +669,7 @@ impl Machine {
             // x in the low 10 bits; y and z, above, are 0.
             wave.vector[0] = std::array::from_fn(|l| w * lanes + l as u32);
             let side = if l.kernel().on_pairs { w % 2 } else { 0 };
-            let runner = self.runners.insert(Runner { wave, block, side });
+            let runner = self.runners.insert(Runner { wave, block, side, passed: false });
             self.blocks[block].waves.push(runner);
             // Waves do not start together.
             let until = self.tick + self.random.below(64);
