@@ -291,9 +291,11 @@ fn fails_once<T>(driver: &StandIn, body: impl FnOnce() -> Result<T, Error>) -> O
         assert!(!fired.is_empty(), "{calls} calls, fewer than without a fault");
     }
     let gives_back = ["cuCtxSetCurrent", "cuThreadExchangeStreamCaptureMode"].contains(&&*fired);
+    // What joins two devices is asked for a better plan than the usual one.
+    let optional = ["cuDeviceGetP2PAttribute", "cuDeviceGetPCIBusId"].contains(&&*fired);
     match outcome {
         Ok(_) => {
-            assert!(step == 0 || gives_back, "{fired} failed and nobody says so");
+            assert!(step == 0 || gives_back || optional, "{fired} failed and nobody says so");
             if gives_back {
                 // As it would be had the fault not been.
                 println!("alive: not compared");
