@@ -142,8 +142,8 @@ impl<B: Backend> Builder<B> {
     /// [`Error::InvalidArgument`] for options out of range; [`Error::NoDevice`] without devices;
     /// [`Error::PeerAccess`] or [`Error::PeerSelfTest`] for pairs that cannot reach each other;
     /// [`Error::SignalMemoryNotCoherent`] where signals would not be seen;
-    /// [`Error::Unsupported`] where the environment makes launches wait for their kernels (`CUDA_LAUNCH_BLOCKING`, and
-    /// `HIP_LAUNCH_BLOCKING` or `AMD_SERIALIZE_KERNEL` with HIP); [`Error::Tuning`] for a tuning file that cannot be used;
+    /// [`Error::Unsupported`] where a variable of the environment, which it names, makes launches wait for their kernels;
+    /// [`Error::Tuning`] for a tuning file that cannot be used;
     /// [`Error::Driver`] for what the driver refused. Nothing stays behind.
     pub fn build(mut self) -> Result<Communicator<B>> {
         self.check()?;

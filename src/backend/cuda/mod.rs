@@ -3,6 +3,8 @@
 //!
 //! Launches can overlap ([`Overlap`](crate::Overlap)) from compute capability 9.0 on, where the code that the driver took
 //! was made for it.
+//!
+//! With `CUDA_LAUNCH_BLOCKING` set, several ranks are refused: one thread could not launch what its first launch waits for.
 
 mod device;
 mod driver;

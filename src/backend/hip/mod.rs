@@ -2,6 +2,9 @@
 //! without ROCm gets an error that says what was looked for.
 //!
 //! HIP has a current device a thread, where CUDA has contexts: it is set around each entry, and set back.
+//!
+//! With `HIP_LAUNCH_BLOCKING` or `AMD_SERIALIZE_KERNEL` set, several ranks are refused: one thread could not launch what its
+//! first launch waits for.
 
 // First, for its list of functions.
 #[macro_use]
