@@ -243,6 +243,17 @@ fn come_late(call: &Call, rank: usize) {
     }
 }
 
+/// What came of a rank's call that may fail.
+struct Attempt<'a> {
+    rank: usize,
+    outcome: Result<()>,
+    buffers: Buffers,
+    /// When it was made.
+    came: Instant,
+    /// Calls that were enqueued behind.
+    queued: Vec<(&'a Call, Result<()>, Buffers)>,
+}
+
 /// The communicator of a program, and how its calls are made.
 enum World {
     Together(Communicator<B>),
@@ -437,32 +448,57 @@ impl World {
         }
     }
 
-    /// Every rank's outcome of calls that may fail, with its buffers, and when it came.
-    fn attempt(
+    /// Every rank's outcome of a call that may fail, and of what it enqueues behind.
+    fn attempt<'a>(
         &self,
         ranks: &[usize],
         limit: Limit,
-        calls: impl Fn(usize) -> (Call, Option<usize>) + Sync,
-    ) -> Vec<(usize, Result<()>, Buffers, Instant)> {
+        queued: &'a [Call],
+        call: impl Fn(usize) -> &'a Call + Sync,
+    ) -> Vec<Attempt<'a>> {
         let streams = self.streams();
         let handles: Vec<_> = self.handles().into_iter().filter(|(rank, _)| ranks.contains(rank)).collect();
         on_threads(&handles, |rank, comm| {
-            let (call, all) = calls(rank);
-            let data = call.data(all.unwrap_or(streams.len()));
-            let mut buffers = Buffers::new(&call, &data, &streams[rank..=rank], 0);
+            let calls: Vec<&Call> = std::iter::once(call(rank)).chain(queued).collect();
+            let mut buffers: Vec<Buffers> = (calls.iter())
+                .map(|call| Buffers::new(call, &call.data(streams.len()), &streams[rank..=rank], 0))
+                .collect();
             let came = Instant::now();
-            let outcome = buffers.launch_one(comm, &call, limit).and_then(|flight| flight.wait());
-            (rank, outcome, buffers, came)
+            let flights: Vec<_> =
+                buffers.iter_mut().zip(&calls).map(|(buffers, call)| buffers.launch_one(comm, call, limit)).collect();
+            let outcomes: Vec<_> =
+                flights.into_iter().map(|flight| flight.and_then(|flight| flight.wait())).collect();
+            let mut ran = calls.into_iter().zip(outcomes).zip(buffers).map(|((c, o), b)| (c, o, b));
+            let (_, outcome, buffers) = ran.next().expect("the first");
+            Attempt { rank, outcome, buffers, came, queued: ran.collect() }
         })
     }
 
+    /// What was enqueued behind a call that failed: right, or stopped by what `fits`.
+    fn check_queued(attempts: &[Attempt<'_>], ranks: usize, fits: impl Fn(&Error) -> bool) {
+        for Attempt { rank, queued, .. } in attempts {
+            for (call, outcome, buffers) in queued {
+                match outcome {
+                    Ok(()) => buffers.check(call, &call.data(ranks)),
+                    Err(error) => {
+                        assert!(fits(cause(error)), "rank {rank}, behind a failure, in {call:?}: {error}");
+                        buffers.check_sources(call, &call.data(ranks));
+                    }
+                }
+            }
+        }
+    }
+
     /// A rank that is not there: those that depend on it fail, with what `fits`; the others may have been stopped.
-    fn without(&self, call: &Call, absent: usize, strict: bool, abort: Option<u64>, tally: &mut Tally) {
+    fn without(&self, call: &Call, absent: usize, abort: Option<u64>, queued: &[Call], strict: bool, tally: &mut Tally) {
         let ranks: Vec<usize> = (0..self.streams().len()).filter(|rank| *rank != absent).collect();
         let data = call.data(ranks.len() + 1);
         let limit = if abort.is_some() { Limit::None } else { Limit::Of(SHORT) };
+        // A rank that is done with the call would miss those in the next that still wait in this one, and say so.
+        let all_fail = ranks.iter().all(|rank| call.depends(*rank, absent, strict));
+        let queued = if all_fail || abort.is_some() { queued } else { &[] };
         let begin = Instant::now();
-        let outcomes = std::thread::scope(|scope| {
+        let attempts = std::thread::scope(|scope| {
             if let Some(micros) = abort {
                 let handle = self.handles()[absent].1.lock().abort_handle();
                 scope.spawn(move || {
@@ -470,14 +506,14 @@ impl World {
                     handle.abort();
                 });
             }
-            self.attempt(&ranks, limit, |_| (call.clone(), None))
+            self.attempt(&ranks, limit, queued, |_| call)
         });
         let most = if abort.is_some() { Duration::ZERO } else { SHORT };
         let beyond = begin.elapsed().saturating_sub(most);
         assert!(beyond < SLACK, "a failure after {:?}", begin.elapsed());
         tally.beyond = tally.beyond.max(beyond);
         // A thread that was started late was missed, too.
-        let came = outcomes.iter().map(|(.., came)| *came);
+        let came = attempts.iter().map(|attempt| attempt.came);
         let spread = came.clone().max().zip(came.min()).map_or(Duration::ZERO, |(last, first)| last - first);
         let fits = |error: &Error| match (abort, error) {
             (Some(_), Error::Aborted) => true,
@@ -486,41 +522,45 @@ impl World {
             }
             _ => false,
         };
-        for (rank, outcome, ..) in &outcomes {
-            match outcome {
-                Ok(()) => assert!(!call.depends(*rank, absent, strict), "rank {rank} did without {absent}: {call:?}"),
-                Err(error) => assert!(fits(cause(error)), "rank {rank} without {absent}: {error}"),
+        for Attempt { rank, outcome, queued, .. } in &attempts {
+            let outcomes = queued.iter().map(|(call, outcome, _)| (*call, outcome));
+            for (call, outcome) in std::iter::once((call, outcome)).chain(outcomes) {
+                match outcome {
+                    Ok(()) => assert!(!call.depends(*rank, absent, strict), "rank {rank} did without {absent}: {call:?}"),
+                    Err(error) => assert!(fits(cause(error)), "rank {rank} without {absent}: {error}"),
+                }
             }
         }
         self.refuses(call, &data, fits);
         self.reset();
-        for (_, outcome, buffers, _) in &outcomes {
+        for Attempt { outcome, buffers, .. } in &attempts {
             match outcome {
                 Ok(()) => buffers.check(call, &data),
                 Err(_) => buffers.check_sources(call, &data),
             }
         }
+        World::check_queued(&attempts, ranks.len() + 1, fits);
     }
 
-    fn disagree(&self, call: &Call, odd: usize, other: &Call, field: &str) {
+    fn disagree(&self, call: &Call, odd: usize, other: &Call, field: &str, queued: &[Call]) {
         let ranks: Vec<usize> = (0..self.streams().len()).collect();
         let mine = |rank: usize| if rank == odd { other } else { call };
         let begin = Instant::now();
-        let outcomes = self.attempt(&ranks, Limit::Default, |rank| (mine(rank).clone(), None));
+        let attempts = self.attempt(&ranks, Limit::Default, queued, mine);
         assert!(begin.elapsed() < SLACK, "a disagreement took {:?}", begin.elapsed());
         let fits = |error: &Error| {
             matches!(error, Error::Mismatch { field: named, values, .. }
                 if *named == field && values.iter().any(|(_, value)| *value != values[0].1))
         };
-        assert!(outcomes[odd].1.is_err(), "rank {odd} has another {field}, and nobody minds");
-        for (rank, outcome, ..) in &outcomes {
+        assert!(attempts[odd].outcome.is_err(), "rank {odd} has another {field}, and nobody minds");
+        for Attempt { rank, outcome, .. } in &attempts {
             if let Err(error) = outcome {
                 assert!(fits(cause(error)), "rank {rank}, where rank {odd} has another {field}: {error}");
             }
         }
         self.refuses(call, &call.data(ranks.len()), fits);
         self.reset();
-        for (rank, outcome, buffers, _) in &outcomes {
+        for Attempt { rank, outcome, buffers, .. } in &attempts {
             let data = mine(*rank).data(ranks.len());
             match outcome {
                 Ok(()) => buffers.check(mine(*rank), &data),
@@ -528,6 +568,7 @@ impl World {
                 Err(_) => buffers.check_sources(call, &data),
             }
         }
+        World::check_queued(&attempts, ranks.len(), fits);
     }
 
     fn hurried(&self, call: &Call, micros: u64) -> bool {
@@ -576,16 +617,16 @@ impl World {
                 self.refused(right, wrong, *mistake);
                 "refused"
             }
-            Step::Missing(call, absent) => {
-                self.without(call, *absent, strict, None, tally);
+            Step::Missing(call, absent, queued) => {
+                self.without(call, *absent, None, queued, strict, tally);
                 "timed out"
             }
-            Step::Aborted(call, absent, micros) => {
-                self.without(call, *absent, strict, Some(*micros), tally);
+            Step::Aborted(call, absent, micros, queued) => {
+                self.without(call, *absent, Some(*micros), queued, strict, tally);
                 "aborted"
             }
-            Step::Disagree(call, odd, other, field) => {
-                self.disagree(call, *odd, other, field);
+            Step::Disagree(call, odd, other, field, queued) => {
+                self.disagree(call, *odd, other, field, queued);
                 "mismatched"
             }
             Step::Hurried(call, micros) => match self.hurried(call, *micros) {

@@ -36,12 +36,12 @@ pub(crate) enum Step {
     Chain(Chain),
     /// A call that would be right, and the same with a mistake: refused before anything happens.
     Refused(Call, Call, Mistake),
-    /// A rank does not come.
-    Missing(Call, usize),
-    /// A rank does not come, nobody has a limit, and somebody aborts after so many microseconds.
-    Aborted(Call, usize, u64),
-    /// A rank calls something else. The field that differs.
-    Disagree(Call, usize, Call, &'static str),
+    /// A rank does not come. What the others enqueue behind the call, before they wait for it.
+    Missing(Call, usize, Vec<Call>),
+    /// A rank does not come, nobody has a limit, and somebody aborts after so many microseconds. The same.
+    Aborted(Call, usize, u64, Vec<Call>),
+    /// A rank calls something else. The field that differs; what all enqueue behind it.
+    Disagree(Call, usize, Call, &'static str, Vec<Call>),
     /// All ranks come, and the limit is so many microseconds.
     Hurried(Call, u64),
     /// Every rank but one asks for a reset that nobody needs.
@@ -168,10 +168,13 @@ impl Step {
         // A rank alone has nobody to miss.
         match (ranks, together, random.below(100)) {
             (2.., true, 0..6) => Step::Hurried(call(random), 20 + random.below(200) as u64),
-            (2.., false, 0..3) => Step::Missing(call(random).of_peers(random, ranks), random.below(ranks)),
+            (2.., false, 0..3) => {
+                Step::Missing(call(random).of_peers(random, ranks), random.below(ranks), queued(random, ranks))
+            }
             (2.., false, 3..5) => {
                 let after = random.below(3000) as u64;
-                Step::Aborted(call(random).of_peers(random, ranks), random.below(ranks), after)
+                let call = call(random).of_peers(random, ranks);
+                Step::Aborted(call, random.below(ranks), after, queued(random, ranks))
             }
             (2.., false, 5..9) => disagreement(random, ranks, staged),
             (2.., false, 9..11) => Step::ResetWithout(random.below(ranks)),
@@ -186,6 +189,7 @@ impl Step {
         match self {
             Step::Calls(calls) => calls.len(),
             Step::Chain(chain) => chain.links.len() * chain.times,
+            Step::Missing(.., queued) | Step::Aborted(.., queued) | Step::Disagree(.., queued) => 1 + queued.len(),
             _ => 1,
         }
     }
@@ -206,10 +210,20 @@ impl Step {
                     Link::ReduceScatter { .. } => None,
                 })
                 .collect(),
-            Step::Missing(call, _) | Step::Aborted(call, ..) | Step::Hurried(call, _) => of(call).into_iter().collect(),
-            Step::Refused(..) | Step::Disagree(..) | Step::ResetWithout(_) => Vec::new(),
+            Step::Missing(call, _, queued) | Step::Aborted(call, _, _, queued) => {
+                std::iter::once(call).chain(queued).filter_map(of).collect()
+            }
+            Step::Hurried(call, _) => of(call).into_iter().collect(),
+            // The calls that differ have an algorithm that is offered everywhere.
+            Step::Disagree(.., queued) => queued.iter_mut().filter_map(of).collect(),
+            Step::Refused(..) | Step::ResetWithout(_) => Vec::new(),
         }
     }
+}
+
+/// Calls behind one that fails.
+fn queued(random: &mut Random, ranks: usize) -> Vec<Call> {
+    (0..random.below(3)).map(|_| Call::new(random, ranks)).collect()
 }
 
 /// A group size of `ranks`.
@@ -541,7 +555,7 @@ fn disagreement(random: &mut Random, ranks: usize, staged: bool) -> Step {
             other.what = tensor(ReduceOp::Sum, 0, [rows, 2 * columns], vec![lengths]);
         }
     }
-    Step::Disagree(call, random.below(ranks), other, field)
+    Step::Disagree(call, random.below(ranks), other, field, queued(random, ranks))
 }
 
 #[test]
@@ -557,7 +571,7 @@ fn programs_are_what_their_number_says() {
             Step::Refused(..) => "refused",
             Step::Missing(..) => "missing",
             Step::Aborted(..) => "aborted",
-            Step::Disagree(_, _, _, field) => field,
+            Step::Disagree(_, _, _, field, _) => field,
             Step::Hurried(..) => "hurried",
             Step::ResetWithout(_) => "reset",
         }));
