@@ -48,14 +48,20 @@ fn main() -> Result<()> {
         let nccl = if devices >= ranks { Nccl::load(&comm)? } else { None };
         for bytes in list(1, &sizes) {
             for blocks in list(2, &[0]) {
-                for case in [
+                let every = [
+                    Case::Broadcast(Algorithm::Auto),
+                    Case::Broadcast(Algorithm::LowLatency),
                     Case::Broadcast(Algorithm::OneStage),
                     Case::Broadcast(Algorithm::TwoStageDirect),
                     Case::Broadcast(Algorithm::TwoStageStaged),
-                    Case::ReduceScatter(DType::F32),
-                    Case::ReduceScatter(DType::BF16),
-                ] {
-                    match row(&comm, bytes, blocks, &case, plain.as_ref()) {
+                    Case::ReduceScatter(DType::F32, Algorithm::Auto),
+                    Case::ReduceScatter(DType::BF16, Algorithm::Auto),
+                    Case::ReduceScatter(DType::F32, Algorithm::LowLatency),
+                    Case::ReduceScatter(DType::F32, Algorithm::OneStage),
+                ];
+                let most = crossccl::low_latency_bytes(ranks);
+                for case in every.iter().filter(|case| case.packet_bytes(bytes, ranks).is_none_or(|b| b <= most)) {
+                    match row(&comm, bytes, blocks, case, plain.as_ref()) {
                         Ok(line) => println!("{line}"),
                         Err(error) => {
                             println!("{bytes} bytes, {blocks} blocks: {error}");
@@ -70,7 +76,7 @@ fn main() -> Result<()> {
                 }
             }
             let line =
-                |name: String, time| println!("{ranks} ranks {bytes:>11} B  {name:<28} {:>10.2} us", micros(time));
+                |name: String, time| println!("{ranks} ranks {bytes:>11} B  {name:<36} {:>10.2} us", micros(time));
             line(format!("{} copies in turn", ranks - 1), copies(&comm, bytes)?);
         }
         if let Some(plain) = &plain {
@@ -80,6 +86,11 @@ fn main() -> Result<()> {
             println!("{ranks} ranks, empty kernels: {:.2} us", micros(time));
         }
         host(&comm, plain.as_ref())?;
+        for bytes in [1 << 10, 64 << 10, 1 << 20] {
+            for dtype in [None, Some(DType::F32)] {
+                println!("{}", eager(&comm, nccl.as_ref(), bytes, dtype)?);
+            }
+        }
     }
     Ok(())
 }
@@ -90,7 +101,18 @@ fn told<T>(answer: std::result::Result<T, Fault>) -> Result<T> {
 
 enum Case {
     Broadcast(Algorithm),
-    ReduceScatter(DType),
+    ReduceScatter(DType, Algorithm),
+}
+
+impl Case {
+    /// What its packets carry to one rank, of calls of `bytes` bytes.
+    fn packet_bytes(&self, bytes: usize, ranks: usize) -> Option<usize> {
+        match self {
+            Case::Broadcast(Algorithm::LowLatency) => Some(bytes),
+            Case::ReduceScatter(_, Algorithm::LowLatency) => Some(bytes.div_ceil(ranks)),
+            _ => None,
+        }
+    }
 }
 
 /// Each rank's buffers, `places` times what a call needs.
@@ -154,12 +176,12 @@ fn row(comm: &Communicator<Cuda>, bytes: usize, blocks: usize, case: &Case, plai
                     plain.launch(&memory.streams[0], &name, plain.blocks, &[at[0].send], &to, bytes)
                 })
             });
-            (format!("broadcast {algorithm}"), time, plan, beside.transpose()?)
+            (format!("broadcast {}", how(*algorithm, plan.algorithm)), time, plan, beside.transpose()?)
         }
-        Case::ReduceScatter(dtype) => {
+        Case::ReduceScatter(dtype, algorithm) => {
             let count = bytes / dtype.size();
             let memory = Memory::new(comm, bytes, bytes.div_ceil(ranks) + 16, places)?;
-            let mut what = ReduceScatter::new(ReduceOp::Sum);
+            let mut what = ReduceScatter::new(ReduceOp::Sum).algorithm(*algorithm);
             if blocks > 0 {
                 what = what.max_blocks(blocks as u32);
             }
@@ -178,7 +200,7 @@ fn row(comm: &Communicator<Cuda>, bytes: usize, blocks: usize, case: &Case, plai
                     plain.launch(&memory.streams[0], &name, plain.blocks, &from, &[whole.at(call)[0].recv], bytes)
                 })
             });
-            (format!("reduce-scatter {dtype}"), time, plan, beside.transpose()?)
+            (format!("reduce-scatter {dtype} {}", how(*algorithm, plan.algorithm)), time, plan, beside.transpose()?)
         }
     };
     let rate = bytes as f64 / time.as_secs_f64() / 1e9;
@@ -186,9 +208,53 @@ fn row(comm: &Communicator<Cuda>, bytes: usize, blocks: usize, case: &Case, plai
         format!("  plain {:>9.2} us, {:.2} of it", micros(p), time.as_secs_f64() / p.as_secs_f64())
     });
     Ok(format!(
-        "{ranks} ranks {bytes:>11} B  {name:<28} {:>10.2} us {rate:>9.1} GB/s  {:>3} blocks{beside}",
+        "{ranks} ranks {bytes:>11} B  {name:<36} {:>10.2} us {rate:>9.1} GB/s  {:>3} blocks{beside}",
         micros(time),
         plan.blocks
+    ))
+}
+
+/// What was asked for, and what that came to.
+fn how(asked: Algorithm, chosen: Algorithm) -> String {
+    if asked == Algorithm::Auto { format!("(auto: {chosen})") } else { chosen.to_string() }
+}
+
+/// A call of all ranks, eager, from one thread: bursts of 50, the last waited for; NCCL's beside it, grouped.
+fn eager(comm: &Communicator<Cuda>, nccl: Option<&Nccl>, bytes: usize, dtype: Option<DType>) -> Result<String> {
+    let ranks = comm.ranks();
+    let memory = Memory::new(comm, bytes, dtype.map_or(0, |_| bytes.div_ceil(ranks) + 16), 1)?;
+    let at = memory.at(0);
+    let median = |call: &dyn Fn() -> Result<()>| -> Result<f64> {
+        let mut times = Vec::new();
+        for _ in 0..21 {
+            let begin = Instant::now();
+            (0..50).try_for_each(|_| call())?;
+            for stream in &memory.streams {
+                told(Cuda::record(stream).and_then(|e| Cuda::wait(&e, None)))?;
+            }
+            times.push(micros(begin.elapsed()) / 50.0);
+        }
+        times.sort_by(f64::total_cmp);
+        Ok(times[10])
+    };
+    let counts = vec![bytes / dtype.map_or(1, DType::size); ranks];
+    // SAFETY: the memory lives until after the waits.
+    let ours = median(&|| unsafe {
+        match dtype {
+            None => comm.broadcast_raw(&at, &memory.streams, bytes, DType::U8, 0).map(drop),
+            Some(dtype) => comm.reduce_scatter_raw(&at, &memory.streams, &counts, dtype, ReduceOp::Sum).map(drop),
+        }
+    })?;
+    let theirs = nccl.map(|nccl| {
+        median(&|| match dtype {
+            None => nccl.broadcast(&at, &memory.streams, bytes),
+            Some(dtype) => nccl.reduce_scatter(&at, &memory.streams, counts[0], dtype),
+        })
+    });
+    let name = dtype.map_or_else(|| "broadcast".into(), |d| format!("reduce-scatter {d}"));
+    Ok(format!(
+        "{ranks} ranks {bytes:>11} B  eager {name:<30} {ours:>10.2} us{}",
+        theirs.transpose()?.map_or_else(String::new, |t| format!(", NCCL {t:.2}"))
     ))
 }
 
@@ -404,7 +470,7 @@ impl Nccl {
         let symmetric = time(&registered)?;
         let name = dtype.map_or_else(|| "broadcast".into(), |d| format!("reduce-scatter {d}"));
         Ok(format!(
-            "{ranks} ranks {bytes:>11} B  NCCL {name:<23} {:>10.2} us, registered windows {:>9.2} us",
+            "{ranks} ranks {bytes:>11} B  NCCL {name:<31} {:>10.2} us, registered windows {:>9.2} us",
             micros(usual),
             micros(symmetric)
         ))

@@ -88,7 +88,7 @@ fn sources() -> Result<u64, String> {
 }
 
 fn embed(image: Option<&Path>, architectures: &[String]) -> Result<(), String> {
-    let (threads, tile) = shared::geometry("kernels-cuda/target_cuda.h")?;
+    let geometry = shared::geometry("kernels-cuda/target_cuda.h")?.text();
     let image = match image {
         None => "pub(crate) static IMAGE: Option<&[u8]> = None;".to_owned(),
         Some(path) => {
@@ -107,10 +107,7 @@ fn embed(image: Option<&Path>, architectures: &[String]) -> Result<(), String> {
          {image}\n\
          /// What the image holds: `sm_` is machine code, `compute_` is PTX.\n\
          pub(crate) const ARCHITECTURES: &[&str] = &{architectures:?};\n\
-         /// Threads of every block: no launch may have another number.\n\
-         pub(crate) const THREADS: u32 = {threads};\n\
-         /// Bytes that a block takes at a time.\n\
-         pub(crate) const TILE: u64 = {tile};\n"
+         {geometry}"
     );
     write("cuda_images.rs", &text)
 }

@@ -33,11 +33,33 @@ pub(crate) fn sources(folders: &[&str], extension: &str, variables: &[&str], ins
     Ok(gpu::fingerprint(files.iter().map(|(name, contents)| (name.as_str(), contents.as_slice()))))
 }
 
-/// Threads of a block and bytes of a tile, by the target's header.
-pub(crate) fn geometry(path: &str) -> Result<(u64, u64), String> {
+/// What a block of a target is.
+pub(crate) struct Geometry {
+    threads: u64,
+    tile: u64,
+    least_tile: u64,
+}
+
+/// By the target's header.
+pub(crate) fn geometry(path: &str) -> Result<Geometry, String> {
     let header = fs::read_to_string(path).map_err(|e| format!("{path}: {e}"))?;
     let constant = |name: &str| gpu::constant(&header, name).ok_or_else(|| format!("{path}: no constant {name}"));
-    Ok((constant("kThreads")?, constant("kTile")?))
+    Ok(Geometry { threads: constant("kThreads")?, tile: constant("kTile")?, least_tile: constant("kLeastTile")? })
+}
+
+impl Geometry {
+    /// As constants for the backend.
+    pub(crate) fn text(&self) -> String {
+        let Geometry { threads, tile, least_tile } = self;
+        format!(
+            "/// Threads of every block: no launch may have another number.\n\
+             pub(crate) const THREADS: u32 = {threads};\n\
+             /// Bytes that a block takes at a time.\n\
+             pub(crate) const TILE: u64 = {tile};\n\
+             /// Bytes that it takes at least, where no other rank depends on which block moves what.\n\
+             pub(crate) const LEAST_TILE: u64 = {least_tile};\n"
+        )
+    }
 }
 
 /// Variables of a compiler's environment: set, or taken away.

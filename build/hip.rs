@@ -124,7 +124,7 @@ fn sources() -> Result<u64, String> {
 }
 
 fn embed(targets: &[String]) -> Result<(), String> {
-    let (threads, tile) = shared::geometry("kernels-hip/target_hip.h")?;
+    let geometry = shared::geometry("kernels-hip/target_hip.h")?.text();
     let (mut list, mut statics) = (String::new(), String::new());
     for target in targets {
         let path = out_dir()?.join(image(target));
@@ -143,10 +143,7 @@ fn embed(targets: &[String]) -> Result<(), String> {
          /// built without.\n\
          pub(crate) static IMAGES: &[(&str, &[u8])] = &[{}];\n\
          {statics}\
-         /// Threads of every block: no launch may have another number.\n\
-         pub(crate) const THREADS: u32 = {threads};\n\
-         /// Bytes that a block takes at a time.\n\
-         pub(crate) const TILE: u64 = {tile};\n",
+         {geometry}",
         list.trim_end_matches(", ")
     );
     write("hip_images.rs", &text)

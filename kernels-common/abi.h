@@ -27,7 +27,7 @@ constexpr uint32_t kVector = 16;
 // ranks, so that a launch need not wait for its predecessor's readers; a unit is what one access moves.
 constexpr uint32_t kInboxSlots = 2;
 constexpr uint32_t kUnit = 8;  // bytes of data, 16 of packets
-// Units at the beginning of a slot that say what the sender does: fingerprint, count, shape, packed fields.
+// Units at the beginning of a slot that say what the sender does: the first fields of its record.
 constexpr uint32_t kHeaderUnits = 4;
 // Bytes of data that one slot takes in the tuned range. Beyond it slots shrink with the square of the ranks, so that all
 // inboxes of a communicator together do not grow.
@@ -66,24 +66,28 @@ enum FailureKind : uint32_t {
   kPoisoned = 4,  // a peer had failed before
 };
 
-// What one rank is about to do, sent to every peer of the domain by each launch.
+// What one rank is about to do, sent to every peer of the domain by each launch. Fields are units, as in packets: each of
+// the two words of one is 32 bits of data under a flag made of the launch epoch, so that a record vouches for itself
+// whatever part of it has arrived, or is overwritten by a later one.
+enum Field : uint32_t {
+  kFingerprint,  // 16 low bits of the epoch over 48 bits of descriptor hash
+  kCount,
+  kShapeHash,
+  kPacked,
+  kInput,  // addresses, which need not agree
+  kOutput,
+  kFields,
+};
 struct alignas(kLine) Record {
-  uint64_t stamp;        // launch epoch; stored last with release
-  uint64_t fingerprint;  // 16 low bits of the epoch over 48 bits of descriptor hash: one word, so
-                         // that it can be judged even while the peer writes its next record
-  uint64_t input;
-  uint64_t output;
-  uint64_t count;
-  uint64_t shape_hash;
-  uint64_t packed;
+  uint64_t words[2 * kFields];
 };
 
 // The story of a failed launch, for the error message.
 struct alignas(kLine) Failure {
   uint64_t call;     // the host's number of the failing launch of this rank
   uint64_t epoch;    // launch epoch in the domain
-  uint64_t wanted;   // flag or stamp waited for
-  uint64_t seen;     // flag or stamp found instead
+  uint64_t wanted;   // flag or epoch waited for
+  uint64_t seen;     // flag or epoch found instead
   uint64_t missing;  // bit p: rank p of the domain had not come
   uint64_t ticks;    // how long was waited, in device clock ticks
   uint32_t kind;
@@ -111,20 +115,26 @@ struct alignas(kLine) Control {
   Observed observed[kMaxRanks];  // the peers' records at the time of the failure
 };
 
+// Where a launch finds things in each signal buffer, in bytes; domain, records, flags and inbox are its domain's. The host
+// says it: computed in the kernel, it stood in front of the first load.
+struct Places {
+  uint64_t cause, probe, domain, records, flags, inbox, slot, payload;
+};
+
 // Arguments of every kernel. Passed by value on a GPU (well under the 4 KiB that
 // kernel parameters may have), by pointer on the CPU.
 struct Arguments {
   // who
   uint64_t signal[kMaxRanks];  // signal buffers of the domain, by rank of the domain
   uint64_t control;            // Control of this rank
-  uint32_t rank;               // in the domain
-  uint32_t ranks;              // in the domain
+  Places at;
+  uint32_t rank;   // in the domain
+  uint32_t ranks;  // in the domain
   uint32_t domain;
-  uint32_t domains;      // layout: domains in the signal buffer
-  uint32_t world;        // layout: ranks of the communicator
-  uint32_t world_rank;   // this rank in the communicator
-  uint32_t max_blocks;   // layout: blocks the flags are laid out for
-  uint32_t strict;       // 1: wait for every record before anything is touched
+  uint32_t max_blocks;  // that there are flags for
+  uint32_t world;       // ranks of the communicator
+  uint32_t world_rank;  // this rank in the communicator
+  uint64_t strict;      // 1: wait for every record before anything is touched
   // what
   uint64_t call;
   uint64_t limit;  // ticks of the device clock; 0 waits for ever
@@ -171,7 +181,7 @@ CROSSCCL_DEVICE constexpr uint64_t lines(uint64_t bytes) { return (bytes + kLine
 //   payload 2 halves                written by the owner, read by peers
 struct SignalLayout {
   uint64_t cause, probe, domain, domain_stride, records, flags, inbox, slot, payload;
-  uint64_t blocks, world;
+  uint64_t world;
 };
 
 // Bytes of data that a slot takes: whole units.
@@ -190,7 +200,6 @@ CROSSCCL_DEVICE uint64_t inboxes_before(uint32_t world, uint32_t domain) {
 
 CROSSCCL_DEVICE SignalLayout signal_layout(uint32_t world, uint32_t domains, uint32_t max_blocks) {
   SignalLayout l;
-  l.blocks = max_blocks;
   l.world = world;
   l.cause = lines(uint64_t(world) * 8);
   l.probe = l.cause + uint64_t(world) * sizeof(Failure);
@@ -203,6 +212,13 @@ CROSSCCL_DEVICE SignalLayout signal_layout(uint32_t world, uint32_t domains, uin
   // The last domain is that of groups of one rank, who sends nothing to anybody.
   l.payload = l.inbox + inboxes_before(world, domains - 1) * kInboxSlots * l.slot;
   return l;
+}
+
+static_assert(kInput == kHeaderUnits, "a header is a record without addresses");
+CROSSCCL_DEVICE Places places(const SignalLayout& l, uint32_t domain) {
+  const uint64_t at = l.domain + domain * l.domain_stride;
+  const uint64_t inbox = l.inbox + inboxes_before(uint32_t(l.world), domain) * kInboxSlots * l.slot;
+  return Places{l.cause, l.probe, at, at + l.records, at + l.flags, inbox, l.slot, l.payload};
 }
 
 static_assert(sizeof(Record) == 128, "host mirror: src/abi.rs");

@@ -179,7 +179,7 @@ CROSSCCL_DEVICE void broadcast_low_latency(const Block& b, const Arguments& a) {
         CROSSCCL_UNROLL for (uint32_t k = 0; k < batch; ++k)
           if (unit + k * all < units) load_packets(w[k], slot + 2 * (unit + k * all));
         CROSSCCL_UNROLL for (uint32_t k = 0; k < batch; ++k)
-          if (unit + k * all < units) there = meet.is_there(w[k]) && there, data[k] = Packets::data_of(w[k]);
+          if (unit + k * all < units) there = meet.is_there(w[k]) && there, data[k] = data_of(w[k]);
         return there ? 0 : 1;
       };
       if (!meet.collect(from == kHeaderUnits, others, root, poll)) break;

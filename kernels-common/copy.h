@@ -1,7 +1,8 @@
 // Moving bytes. A range is cut into tiles of kTile bytes, dealt round robin to the blocks, so that
 // all blocks of all ranks move through memory together. Which block gets which byte follows from
 // the range's length and the number of blocks alone, never from the rank or from an address: that
-// is what lets block b of a peer read what block b of the owner wrote (I3).
+// is what lets block b of a peer read what block b of the owner wrote (I3). Where no block depends on another rank's,
+// the tiles of a short range are smaller, so that each block has something.
 #pragma once
 
 namespace crossccl {
@@ -42,18 +43,25 @@ struct Chunks {
 };
 CROSSCCL_DEVICE Span chunk(uint64_t bytes, uint32_t chunks, uint32_t index) { return Chunks(bytes, chunks).of(index); }
 
-template <class F> CROSSCCL_DEVICE void for_each_tile(const Block& b, uint64_t bytes, F f) {
-  for (uint64_t t = uint64_t(b.block) * kTile; t < bytes; t += uint64_t(b.blocks) * kTile)
-    f(t, bytes - t < kTile ? bytes - t : kTile);
+template <class F> CROSSCCL_DEVICE void for_each_tile(const Block& b, uint64_t bytes, uint64_t tile, F f) {
+  for (uint64_t t = b.block * tile; t < bytes; t += b.blocks * tile) f(t, bytes - t < tile ? bytes - t : tile);
+}
+// What a block takes at a time of a range that it shares with the blocks of its own rank alone. Host mirror: the number of
+// blocks, src/plan/select.rs.
+CROSSCCL_DEVICE uint64_t own_tile(const Block& b, uint64_t bytes) {
+  if (kLeastTile == kTile || bytes >= b.blocks * kTile) return kTile;
+  // Few enough for 32 bits, and at most a tile.
+  const uint32_t step = b.blocks * uint32_t(kLeastTile);
+  return bytes == 0 ? kTile : (uint32_t(bytes) + step - 1) / step * kLeastTile;
 }
 
 CROSSCCL_DEVICE void copy(const Block& b, uint8_t* to, const uint8_t* from, uint64_t bytes) {
-  for_each_tile(b, bytes, [&](uint64_t at, uint64_t n) { copy_tile(b, to + at, from + at, n); });
+  for_each_tile(b, bytes, own_tile(b, bytes), [&](uint64_t at, uint64_t n) { copy_tile(b, to + at, from + at, n); });
 }
 
 // Read once, write twice.
 CROSSCCL_DEVICE void copy_to_both(const Block& b, uint8_t* to, uint8_t* also, const uint8_t* from, uint64_t bytes) {
-  for_each_tile(b, bytes, [&](uint64_t at, uint64_t n) {
+  for_each_tile(b, bytes, kTile, [&](uint64_t at, uint64_t n) {
     copy_tile(b, to + at, from + at, n);
     copy_tile(b, also + at, from + at, n);
   });
@@ -67,7 +75,7 @@ struct Move {
 };
 
 // From several sources, `move(k)` from the k-th, none of more than `longest` bytes: tile by tile, from each in turn. Which
-// block moves which tile is as in copy(). Each begins with another source, so that all ways work at the same time.
+// block moves which tile is as in copy_to_both(). Each begins with another source, so that all ways work at the same time.
 template <class F> CROSSCCL_DEVICE void copy_in_turn(const Block& b, uint32_t sources, uint64_t longest, F move) {
   for (uint64_t t = b.block; t * kTile < longest; t += b.blocks) {
     const uint64_t at = t * kTile;

@@ -6,7 +6,7 @@
 //   2. push      header and data into the slot that each peer has for me
 //   3. announce  my record to all: who called something else finds it, and who waits for all (strict) needs it
 //   4. collect   header, then data of those that I depend on; the header is compared before anything is written
-//   5. finish    the last block advances the numbers and acknowledges: all that I was sent up to this launch is read
+//   5. finish    the last block advances epoch and number and acknowledges: all that I was sent up to this launch is read
 //
 // Each directed pair of ranks of a domain has an inbox of two slots in the receiver's signal buffer, written by the sender
 // alone. The number of a launch, on which slot and flag depend, counts the domain's packet launches and nothing else:
@@ -32,8 +32,8 @@ struct Packets : Rendezvous {
   uint64_t theirs;  // in mine: that for what rank 0 sends
 
   CROSSCCL_METHOD Packets(const Arguments& arguments, const Block& block)
-      : Rendezvous(arguments, block, true), mine((uint64_t)own.slot(a.domain, a.rank, number) - (uint64_t)own.base),
-        theirs((uint64_t)own.slot(a.domain, 0, number) - (uint64_t)own.base) {}
+      : Rendezvous(arguments, block, true), mine((uint64_t)own.slot(a.rank, number) - (uint64_t)own.base),
+        theirs((uint64_t)own.slot(0, number) - (uint64_t)own.base) {}
 
   // This thread among all of the launch.
   CROSSCCL_METHOD uint32_t first() const { return b.block * b.threads + b.thread; }
@@ -45,9 +45,9 @@ struct Packets : Rendezvous {
   template <class Who> CROSSCCL_METHOD void start(Who to) {
     const bool everybody = restamps();
     const uint64_t slots = everybody ? 1 : kInboxSlots;
-    const auto is_read = [=](uint32_t p) { return load_relaxed(own.ack(a.domain, p)) + slots >= number; };
+    const auto is_read = [=](uint32_t p) { return load_relaxed(own.ack(p)) + slots >= number; };
     const auto whom = [=](uint32_t p) { return everybody || to(p); };
-    bool bad = false, late = a.strict != 0;
+    bool bad = !has_begun(), late = a.strict != 0;
     CROSSCCL_ROLLED for (uint32_t r = b.thread; r < a.world; r += b.threads)
       if (!kUnchecked && load_relaxed(own.poison(r)) != kNone && !planted(kNoPoisonLook)) bad = true;
     CROSSCCL_ROLLED for (uint32_t p = b.thread; p < a.ranks; p += b.threads)
@@ -64,13 +64,13 @@ struct Packets : Rendezvous {
     announce();
     if (a.strict != 0)
       hold(watch([](uint32_t) { return true; }, 0, [&](uint32_t p, bool) {
-        const Arrival found = look_at_record(p);
+        const Arrival found = glance_at_record(p);
         return found == Arrival::kAbsent ? Look::kNotYet : found == Arrival::kDiffers ? Look::kFailed : Look::kThere;
       }));
     if (!planted(kNoAckWait))
       hold(watch(whom, kForAck, [&](uint32_t p, bool slow) {
         if (is_read(p)) return Look::kThere;
-        return slow && look_at_record(p) == Arrival::kDiffers ? Look::kFailed : Look::kNotYet;
+        return slow && glance_at_record(p) == Arrival::kDiffers ? Look::kFailed : Look::kNotYet;
       }));
   }
 
@@ -80,9 +80,7 @@ struct Packets : Rendezvous {
     const uint64_t flag = packet_flag(number);
     store_packets(slot + 2 * unit, (data & 0xffffffff) | flag, data >> 32 | flag);
   }
-  CROSSCCL_METHOD uint64_t header(uint32_t which) const {
-    return which == 0 ? stamped_fingerprint() : which == 1 ? a.count : which == 2 ? a.shape_hash : a.packed;
-  }
+  CROSSCCL_METHOD uint64_t header(uint32_t which) const { return field(which); }
   // Units of a message: header and data.
   CROSSCCL_METHOD static uint32_t units(uint64_t bytes) { return kHeaderUnits + uint32_t((bytes + kUnit - 1) / kUnit); }
 
@@ -91,24 +89,22 @@ struct Packets : Rendezvous {
   template <class Pushed> CROSSCCL_METHOD void restamp(Pushed pushed) const {
     if (!restamps() || !ok) return;
     const uint64_t old = packet_flag(number - 1);
-    const uint32_t most = uint32_t(layout.slot / (2 * sizeof(uint64_t)));
+    const uint32_t most = uint32_t(a.at.slot / (2 * sizeof(uint64_t)));
     CROSSCCL_ROLLED for (uint32_t k = 1; k < a.ranks; ++k) {
       const uint32_t p = behind(k);
       CROSSCCL_ROLLED for (uint32_t unit = first(); unit < 2 * most; unit += all()) {
         const uint32_t at = unit < most ? unit : unit - most;
         if (unit >= most || at >= pushed(p))
-          store_packets(peer(p).slot(a.domain, a.rank, number - unit / most) + 2 * at, old, old);
+          store_packets(peer(p).slot(a.rank, number - unit / most) + 2 * at, old, old);
       }
     }
   }
 
-  // Step 3. In the middle of the block: neither those that move a short message nor those that poll for headers.
+  // Step 3.
   CROSSCCL_METHOD void announce() {
     if (announced || !ok) return;
     announced = true;
-    if (b.block == 0)
-      CROSSCCL_ROLLED for (uint32_t p = (b.thread + b.threads / 2) % b.threads; p < a.ranks; p += b.threads)
-        if (p != a.rank) send_record(p);
+    send_records();
   }
 
   // Step 4, the headers alone.
@@ -153,19 +149,26 @@ struct Packets : Rendezvous {
 
   // Two packets of unit `unit` of what `p` sent: whether they are this launch's.
   CROSSCCL_METHOD const uint64_t* slot_of(uint32_t p) const {
-    return (const uint64_t*)(own.base + theirs + p * (kInboxSlots * layout.slot));
+    return (const uint64_t*)(own.base + theirs + p * (kInboxSlots * a.at.slot));
   }
   CROSSCCL_METHOD bool is_there(const uint64_t* w) const {
     const uint64_t flag = packet_flag(number);
     return planted(kNoFlagCompare) || ((w[0] ^ flag) | (w[1] ^ flag)) >> 32 == 0;
   }
-  CROSSCCL_METHOD static uint64_t data_of(const uint64_t* w) { return (w[0] & 0xffffffff) | w[1] << 32; }
-
-  // Step 5.
+  // Step 5. The last block knows that all others have read their packets.
   CROSSCCL_METHOD void finish() {
     const uint64_t owed = number - (restamps() ? 1 : kInboxSlots);
     if (lost.pending != 0) give_up(lost, lost.phase == 0 ? epoch : lost.phase == kForAck ? owed : number);
-    Rendezvous::finish();
+    b.sync();
+    if (b.thread != 0) return;
+    if (a.overlap != kNoOverlap) release_next();
+    if (!is_last()) return;
+    store_relaxed(own.packets(), number);
+    // To those as well who sent nothing in this launch: whoever sends next has not to know.
+    if (ok)
+      CROSSCCL_ROLLED for (uint32_t p = 0; p < a.ranks; ++p)
+        if (p != a.rank) store_relaxed(peer(p).ack(a.rank), number);
+    store_relaxed(own.epoch(), epoch);
   }
 
  private:
@@ -179,8 +182,8 @@ struct Packets : Rendezvous {
   template <class Who> CROSSCCL_METHOD Lost watch_headers(Who from) const {
     return watch(from, kForHeader, [&](uint32_t p, bool slow) {
       // Before the header: one that has gone on without a header for me, which would be there, called something else.
-      const bool elsewhere = !kUnchecked && slow && (load_acquire(&own.record(a.domain, p, epoch)->stamp) > epoch ||
-                                      look_at_record(p) == Arrival::kDiffers);
+      const Arrival found = !kUnchecked && slow ? glance_at_record(p) : Arrival::kAbsent;
+      const bool elsewhere = found == Arrival::kGone || found == Arrival::kDiffers;
       uint64_t w[kHeaderUnits][2], flags = 0, differs = 0;
       CROSSCCL_UNROLL for (uint32_t k = 0; k < kHeaderUnits; ++k) load_packets(w[k], slot_of(p) + 2 * k);
       CROSSCCL_UNROLL for (uint32_t k = 0; k < kHeaderUnits; ++k) {

@@ -28,6 +28,7 @@ enum Planted : uint32_t {
   kNoAckWait = 19,        // packets are sent before those of two launches ago are read
   kNoFlagCompare = 20,    // packets are taken as they are, their header's apart
   kNoRestamp = 21,        // flags of 2^31 launches ago pass for this launch's
+  kRelaxedRecord = 22,    // records release nothing
 };
 
 CROSSCCL_DEVICE constexpr bool planted(Planted bug) { return CROSSCCL_PLANTED == bug; }

@@ -153,7 +153,8 @@ template <class T, class Op, uint32_t N> CROSSCCL_DEVICE void reduce_scatter(con
   if (meet.expect_all(true)) {
     const Inputs<T, N> in(meet);
     const Reducer<T, Op, N> reduce{{a}, in};
-    for_each_tile(b, a.outer * a.run * sizeof(T), [&](uint64_t at, uint64_t bytes) {
+    const uint64_t part = a.outer * a.run * sizeof(T);
+    for_each_tile(b, part, own_tile(b, part), [&](uint64_t at, uint64_t bytes) {
       uint64_t i = at / sizeof(T), end = i + bytes / sizeof(T);
       if (a.run >= 4 * kVector / sizeof(T)) {
         // Long runs: each is a contiguous piece.
@@ -245,13 +246,13 @@ template <class T, class Op> CROSSCCL_DEVICE void reduce_scatter_low_latency(con
       const auto poll = [&]() -> uint32_t {
         uint64_t w[batch][2];
         uint32_t missing = 0;
-        uint64_t at = anew((uint64_t)(meet.slot_of(p) + 2 * unit)), step = kInboxSlots * meet.layout.slot;
+        uint64_t at = anew((uint64_t)(meet.slot_of(p) + 2 * unit)), step = kInboxSlots * a.at.slot;
         CROSSCCL_UNROLL for (uint32_t k = 0; k < batch; ++k, at += step)
           if (some && p + k < n && p + k != a.rank) load_packets(w[k], (const uint64_t*)at);
         CROSSCCL_UNROLL for (uint32_t k = 0; k < batch; ++k)
           if (some && p + k < n && p + k != a.rank) {
             if (!meet.is_there(w[k])) missing |= 1u << k;
-            theirs[k] = Packets::data_of(w[k]);
+            theirs[k] = data_of(w[k]);
           }
         return missing;
       };

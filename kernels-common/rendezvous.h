@@ -1,9 +1,10 @@
 // How ranks meet. Every kernel is written in these steps:
 //
-//   1. start     wait for the launch before, read my launch epoch, look for poison, send my record to all peers (not waiting)
+//   1. start     wait for the launch before, read my launch epoch, look for poison, send my record to all peers (not waiting);
+//                the last block that has read epoch and sequence advances them
 //   2. expect    wait for the records of the ranks that I depend on, compare them with mine
 //   3. signal / await    block flags, one sequence number per round
-//   4. finish    the last block of the launch advances epoch and sequence
+//   4. finish    the next launch may start, where launches overlap
 //
 // Invariants (README.md of this folder): every block of every rank goes through every step of its
 // plan (I1); a wait that failed makes all later ones fall through; a rank that failed never signals
@@ -18,31 +19,30 @@ namespace crossccl {
 
 struct Signal {
   uint8_t* base;
-  SignalLayout layout;
+  const Arguments& a;
 
   CROSSCCL_METHOD uint64_t* poison(uint32_t rank) const { return (uint64_t*)base + rank; }
-  CROSSCCL_METHOD Failure* cause(uint32_t rank) const { return (Failure*)(base + layout.cause) + rank; }
+  CROSSCCL_METHOD Failure* cause(uint32_t rank) const { return (Failure*)(base + a.at.cause) + rank; }
   CROSSCCL_METHOD uint64_t* probe(uint32_t half, uint32_t rank) const {
-    return (uint64_t*)(base + layout.probe) + half * layout.world + rank;
+    return (uint64_t*)(base + a.at.probe) + half * a.world + rank;
   }
-  CROSSCCL_METHOD uint8_t* domain(uint32_t d) const { return base + layout.domain + d * layout.domain_stride; }
-  CROSSCCL_METHOD uint64_t* epoch(uint32_t d) const { return (uint64_t*)domain(d); }
-  CROSSCCL_METHOD uint64_t* sequence(uint32_t d) const { return (uint64_t*)(domain(d) + kLine); }
-  CROSSCCL_METHOD uint64_t* ticket(uint32_t d) const { return (uint64_t*)(domain(d) + 2 * kLine); }
-  CROSSCCL_METHOD uint64_t* packets(uint32_t d) const { return (uint64_t*)(domain(d) + 3 * kLine); }
-  CROSSCCL_METHOD uint64_t* ack(uint32_t d, uint32_t peer) const { return (uint64_t*)(domain(d) + 4 * kLine) + peer; }
+  CROSSCCL_METHOD uint64_t* epoch() const { return (uint64_t*)(base + a.at.domain); }
+  CROSSCCL_METHOD uint64_t* sequence() const { return (uint64_t*)(base + a.at.domain + kLine); }
+  CROSSCCL_METHOD uint64_t* ticket() const { return (uint64_t*)(base + a.at.domain + 2 * kLine); }
+  CROSSCCL_METHOD uint64_t* packets() const { return (uint64_t*)(base + a.at.domain + 3 * kLine); }
+  CROSSCCL_METHOD uint64_t* ack(uint32_t peer) const { return (uint64_t*)(base + a.at.domain + 4 * kLine) + peer; }
   // The slot for `peer`'s packets of a launch.
-  CROSSCCL_METHOD uint64_t* slot(uint32_t d, uint32_t peer, uint64_t number) const {
-    const uint64_t inbox = inboxes_before(uint32_t(layout.world), d) + peer;
-    return (uint64_t*)(base + layout.inbox + (inbox * kInboxSlots + (planted(kOneSlot) ? 0 : number % kInboxSlots)) * layout.slot);
+  CROSSCCL_METHOD uint64_t* slot(uint32_t peer, uint64_t number) const {
+    const uint64_t slot = peer * kInboxSlots + (planted(kOneSlot) ? 0 : number % kInboxSlots);
+    return (uint64_t*)(base + a.at.inbox + slot * a.at.slot);
   }
-  CROSSCCL_METHOD Record* record(uint32_t d, uint32_t peer, uint64_t epoch) const {
-    return (Record*)(domain(d) + layout.records) + peer * kRecordSlots + epoch % kRecordSlots;
+  CROSSCCL_METHOD Record* record(uint32_t peer, uint64_t epoch) const {
+    return (Record*)(base + a.at.records) + peer * kRecordSlots + epoch % kRecordSlots;
   }
-  CROSSCCL_METHOD uint64_t* flag(uint32_t d, uint32_t phase, uint32_t block, uint32_t peer) const {
-    return (uint64_t*)(domain(d) + layout.flags) + (phase * layout.blocks + block) * layout.world + peer;
+  CROSSCCL_METHOD uint64_t* flag(uint32_t phase, uint32_t block, uint32_t peer) const {
+    return (uint64_t*)(base + a.at.flags) + (uint64_t(phase) * a.max_blocks + block) * a.world + peer;
   }
-  CROSSCCL_METHOD uint8_t* payload() const { return base + layout.payload; }
+  CROSSCCL_METHOD uint8_t* payload() const { return base + a.at.payload; }
 };
 
 // What a wait for one peer found.
@@ -56,13 +56,20 @@ struct Lost {
   uint32_t phase;
 };
 
-// The flag of packet launch `number`, above 32 bits of data. Never 0, which is what untouched memory holds.
+// The flag of launch `number`, by packets or of a domain, above 32 bits of data. Never 0, which is what untouched memory
+// holds.
 CROSSCCL_DEVICE uint64_t packet_flag(uint64_t number) { return (number | 1ull << 31) << 32; }
+// The launch whose flag `word` holds, out of those within 2^30 of `number`; 0: untouched.
+CROSSCCL_DEVICE uint64_t launch_of(uint64_t word, uint64_t number) {
+  if (word >> 32 == 0) return 0;
+  return number + int64_t(int32_t((uint32_t(word >> 32) - uint32_t(number)) << 1) >> 1);
+}
+// 64 bits of data in two words.
+CROSSCCL_DEVICE uint64_t data_of(const uint64_t* w) { return (w[0] & 0xffffffff) | w[1] << 32; }
 
 struct Rendezvous {
   const Arguments& a;
   const Block& b;
-  SignalLayout layout;
   Signal own;
   uint64_t epoch;     // of this launch
   uint64_t sequence;  // flags before this launch
@@ -70,23 +77,28 @@ struct Rendezvous {
   bool ok;
 
   CROSSCCL_METHOD Rendezvous(const Arguments& arguments, const Block& block, bool by_packets = false)
-      : a(arguments), b(block), layout(signal_layout(a.world, a.domains, a.max_blocks)),
-        own{(uint8_t*)a.signal[a.rank], layout}, ok(true) {
+      : a(arguments), b(block), own{(uint8_t*)arguments.signal[arguments.rank], arguments}, ok(true) {
     // The launch before this one raises the epoch, and wrote what the peers read as soon as my record is there.
     if (!planted(kNoPreviousWait)) await_previous();
     if (a.overlap == kReleaseAtBeginning) release_next();
-    epoch = load_relaxed(own.epoch(a.domain)) + 1;
-    sequence = load_relaxed(own.sequence(a.domain));
-    number = by_packets ? load_relaxed(own.packets(a.domain)) + 1 : 0;
+    epoch = load_relaxed(own.epoch()) + 1;
+    sequence = load_relaxed(own.sequence());
+    number = by_packets ? load_relaxed(own.packets()) + 1 : 0;
   }
 
-  CROSSCCL_METHOD Signal peer(uint32_t p) const { return Signal{(uint8_t*)a.signal[p], layout}; }
+  // True. To be asked in front of a barrier: epoch and numbers have come then, of every thread of the block, so that one of
+  // them may draw the ticket that lets others overwrite them.
+  CROSSCCL_METHOD bool has_begun() const { return epoch != 0 && sequence != ~uint64_t(0) && number != ~uint64_t(0); }
+
+  CROSSCCL_METHOD Signal peer(uint32_t p) const { return Signal{(uint8_t*)a.signal[p], a}; }
   CROSSCCL_METHOD Control* control() const { return (Control*)a.control; }
 
   // Step 1.
   CROSSCCL_METHOD void start() {
+    // While epoch and numbers are on their way, and by others than those that look for poison.
+    if (is_sender()) publish_launches();
     // A rank that comes after a time-out must not touch peers whose buffers may be gone.
-    bool bad = false;
+    bool bad = !has_begun();
     CROSSCCL_ROLLED for (uint32_t r = b.thread; r < a.world; r += b.threads)
       // Nothing is read on the strength of it, so relaxed.
       if (!kUnchecked && load_relaxed(own.poison(r)) != kNone && !planted(kNoPoisonLook)) bad = true, fail(kPoisoned, r, 0, 0, 0, 0);
@@ -94,9 +106,8 @@ struct Rendezvous {
     // A failure in one scope must reach those who wait for this rank in another: a group's failure the
     // world that was enqueued behind it.
     if (!ok && b.block == 0 && b.thread == 0) hand_on();
-    if (ok && b.block == 0)
-      CROSSCCL_ROLLED for (uint32_t p = b.thread; p < a.ranks; p += b.threads)
-        if (p != a.rank) send_record(p);
+    if (ok) send_records();
+    if (b.thread == 0) advance();
   }
 
   // Step 2. The record of `p` has arrived and agrees; its pointers may be read.
@@ -111,13 +122,10 @@ struct Rendezvous {
   }
   // Only after p was expected as a source.
   CROSSCCL_METHOD const uint8_t* input_of(uint32_t p) const {
-    return p == a.rank ? (const uint8_t*)a.input
-                       : (const uint8_t*)load_relaxed(&own.record(a.domain, p, epoch)->input);
+    return (const uint8_t*)(p == a.rank ? a.input : field_of(p, kInput));
   }
 
-  CROSSCCL_METHOD const uint8_t* output_of(uint32_t p) const {
-    return (const uint8_t*)load_relaxed(&own.record(a.domain, p, epoch)->output);
-  }
+  CROSSCCL_METHOD const uint8_t* output_of(uint32_t p) const { return (const uint8_t*)field_of(p, kOutput); }
 
   // Step 3. `round` counts from 0 within the launch.
   //
@@ -126,39 +134,24 @@ struct Rendezvous {
     b.sync();
     if (!ok) return;
     CROSSCCL_ROLLED for (uint32_t p = b.thread; p < a.ranks; p += b.threads)
-      if (p != a.rank && who(p)) set_flag(phase, peer(p).flag(a.domain, phase, b.block, a.rank), sequence + round + 1);
+      if (p != a.rank && who(p)) set_flag(phase, peer(p).flag(phase, b.block, a.rank), sequence + round + 1);
   }
   template <class Who> CROSSCCL_METHOD bool await(Phase phase, uint32_t round, Who who) {
     if (planted(kNoStagedWait) && phase == kStaged) return join(true);
     if (planted(kNoCreditWait) && phase == kDone) return join(true);
     const uint64_t wanted = sequence + round + 1;
     return wait_for(who, 1 + phase, wanted, [&](uint32_t p, bool slow) {
-      const uint64_t* flag = own.flag(a.domain, phase, b.block, p);
+      const uint64_t* flag = own.flag(phase, b.block, p);
       if ((planted(kRelaxedPoll) ? load_relaxed(flag) : load_acquire(flag)) >= wanted) return Look::kThere;
-      return slow && look_at_record(p) == Arrival::kDiffers ? Look::kFailed : Look::kNotYet;
+      return slow && glance_at_record(p) == Arrival::kDiffers ? Look::kFailed : Look::kNotYet;
     });
   }
 
-  // Step 4. The last block knows that all others have read epoch and sequence (case E13: a block
-  // that advanced them early let slow blocks read the next launch's).
+  // Step 4. What was waited for is the block's own: credits of its readers.
   CROSSCCL_METHOD void finish() {
+    if (a.overlap == kNoOverlap) return;
     b.sync();
-    if (b.thread != 0) return;
-    if (a.overlap != kNoOverlap) release_next();
-    // One block has nobody to wait for.
-    const uint64_t others = b.blocks > 1 ? add_ticket(own.ticket(a.domain)) : 0;
-    if (planted(kEarlyEpoch) && others == 0) store_relaxed(own.epoch(a.domain), epoch);
-    if (others + 1 != b.blocks) return;
-    store_relaxed(own.ticket(a.domain), 0);
-    if (number != 0) {
-      store_relaxed(own.packets(a.domain), number);
-      // To those as well who sent nothing in this launch: whoever sends next has not to know.
-      if (ok)
-        CROSSCCL_ROLLED for (uint32_t p = 0; p < a.ranks; ++p)
-          if (p != a.rank) store_relaxed(peer(p).ack(a.domain, a.rank), number);
-    }
-    if (number == 0) store_relaxed(own.sequence(a.domain), sequence + a.rounds);
-    store_relaxed(own.epoch(a.domain), epoch);
+    if (b.thread == 0) release_next();
   }
 
  protected:
@@ -171,40 +164,90 @@ struct Rendezvous {
     return ok;
   }
 
+  // One thread of each block, behind a barrier behind has_begun(). The last block knows that all others have (case E13: a
+  // block that advanced them early let slow blocks read the next launch's). Nobody looks at them again in this launch, so it
+  // need not be over: at its end the ticket would be one more thing that the next launch waits for.
+  CROSSCCL_METHOD void advance() const {
+    if (!is_last()) return;
+    store_relaxed(own.sequence(), sequence + a.rounds);
+    store_relaxed(own.epoch(), epoch);
+  }
+  CROSSCCL_METHOD bool is_last() const {
+    // One block has nobody to wait for.
+    const uint64_t others = b.blocks > 1 ? add_ticket(own.ticket()) : 0;
+    if (planted(kEarlyEpoch) && others == 0) store_relaxed(own.epoch(), epoch);
+    if (others + 1 != b.blocks) return false;
+    store_relaxed(own.ticket(), 0);
+    return true;
+  }
+
   CROSSCCL_METHOD uint64_t stamped_fingerprint() const { return (epoch << 48) | (a.fingerprint & 0xffffffffffffull); }
 
+  // What my record says; the first kHeaderUnits of it are a header of packets.
+  CROSSCCL_METHOD uint64_t field(uint32_t which) const {
+    switch (which) {
+      case kFingerprint: return stamped_fingerprint();
+      case kCount: return a.count;
+      case kShapeHash: return a.shape_hash;
+      case kPacked: return a.packed;
+      case kInput: return a.input;
+      default: return a.output;
+    }
+  }
+  // What `p`'s record says.
+  CROSSCCL_METHOD uint64_t field_of(uint32_t p, uint32_t which) const {
+    uint64_t w[2];
+    load_packets(w, own.record(p, epoch)->words + 2 * which);
+    return data_of(w);
+  }
+  CROSSCCL_METHOD uint64_t epoch_of(uint32_t p) const {
+    return launch_of(load_relaxed(own.record(p, epoch)->words), epoch);
+  }
+
+  // In the middle of block 0: neither those that move a short message nor those that look and poll.
+  CROSSCCL_METHOD uint32_t sender() const { return (b.thread + b.threads / 2) % b.threads; }
+  CROSSCCL_METHOD bool is_sender() const { return b.block == 0 && sender() < a.ranks; }
+  CROSSCCL_METHOD void send_records() const {
+    if (!is_sender()) return;
+    CROSSCCL_ROLLED for (uint32_t p = sender(); p < a.ranks; p += b.threads)
+      if (p != a.rank) send_record(p);
+  }
   CROSSCCL_METHOD void send_record(uint32_t p) const {
-    Record* r = peer(p).record(a.domain, a.rank, epoch);
-    store_relaxed(&r->fingerprint, stamped_fingerprint());
-    store_relaxed(&r->input, a.input);
-    store_relaxed(&r->output, a.output);
-    store_relaxed(&r->count, a.count);
-    store_relaxed(&r->shape_hash, a.shape_hash);
-    store_relaxed(&r->packed, a.packed);
-    store_release(&r->stamp, epoch);
+    uint64_t* words = peer(p).record(a.rank, epoch)->words;
+    const uint64_t flag = packet_flag(epoch);
+    CROSSCCL_UNROLL for (uint32_t k = 0; k < kFields; ++k)
+      store_published(words + 2 * k, (field(k) & 0xffffffff) | flag, field(k) >> 32 | flag);
   }
 
-  // A newer stamp is no verdict: a peer that does not wait for me may be ahead by any number of
-  // launches. The fingerprint is one word and names its epoch, so it is judged without a lock even
-  // while that peer overwrites the slot.
+  // A newer one is no verdict: a peer that does not wait for me may be ahead. One that is being overwritten is looked at
+  // again until its first word says so.
+  CROSSCCL_METHOD Arrival not_there(uint64_t first) const {
+    return launch_of(first, epoch) > epoch ? Arrival::kGone : Arrival::kAbsent;
+  }
+  CROSSCCL_METHOD Arrival verdict(uint64_t differs) const {
+    return differs == 0 || planted(kNoCompare) || kUnchecked ? Arrival::kAgrees : Arrival::kDiffers;
+  }
+  // By its hash, for who waits for something else of `p`: nothing is read on the strength of it.
+  CROSSCCL_METHOD Arrival glance_at_record(uint32_t p) const {
+    uint64_t w[2];
+    load_packets(w, own.record(p, epoch)->words);
+    const uint64_t flags = (w[0] ^ packet_flag(epoch)) | (w[1] ^ packet_flag(epoch));
+    return flags >> 32 != 0 ? not_there(w[0]) : verdict(data_of(w) ^ field(kFingerprint));
+  }
   CROSSCCL_METHOD Arrival look_at_record(uint32_t p) const {
-    const Record* r = own.record(a.domain, p, epoch);
-    uint64_t stamp = load_acquire(&r->stamp);
-    if (stamp < epoch) return Arrival::kAbsent;
-    if (stamp > epoch) return Arrival::kGone;
-    uint64_t theirs = load_relaxed(&r->fingerprint), mine = stamped_fingerprint();
-    if (theirs == mine) return Arrival::kAgrees;
-    if (planted(kNoCompare) || kUnchecked) return Arrival::kAgrees;
-    return (theirs >> 48) == (mine >> 48) ? Arrival::kDiffers : Arrival::kGone;
-  }
-
-  CROSSCCL_METHOD bool same_fields(uint32_t p) const {
-    if (planted(kHashAlone) || kUnchecked) return true;
-    const Record* r = own.record(a.domain, p, epoch);
+    const uint64_t* words = own.record(p, epoch)->words;
+    const uint64_t flag = packet_flag(epoch);
     // All loads at once: one after the other they would cost a latency each.
-    const uint64_t differs = (load_relaxed(&r->count) ^ a.count) | (load_relaxed(&r->shape_hash) ^ a.shape_hash) |
-                             (load_relaxed(&r->packed) ^ a.packed);
-    return differs == 0;
+    uint64_t w[kFields][2], flags = 0, differs = 0;
+    CROSSCCL_UNROLL for (uint32_t k = 0; k < kFields; ++k) load_published(w[k], words + 2 * k);
+    CROSSCCL_UNROLL for (uint32_t k = 0; k < kFields; ++k) {
+      flags |= (w[k][0] ^ flag) | (w[k][1] ^ flag);
+      // A hash is no proof, and what is read depends on it.
+      if (k < kHeaderUnits && (k == 0 || !planted(kHashAlone))) differs |= data_of(w[k]) ^ field(k);
+    }
+    if (flags >> 32 != 0) return not_there(w[0][0]);
+    see_published(words);
+    return verdict(differs);
   }
 
   template <class Who> CROSSCCL_METHOD bool await_records(Who who, bool sources) {
@@ -213,10 +256,8 @@ struct Rendezvous {
     CROSSCCL_ROLLED for (uint32_t pass = a.strict != 0 ? 0 : 1; pass < 2; ++pass) {
       const bool strict = pass == 0, source = sources && !strict;
       wait_for([&](uint32_t p) { return strict || who(p); }, 0, epoch, [&](uint32_t p, bool) {
-        Arrival found = look_at_record(p);
+        const Arrival found = look_at_record(p);
         if (found == Arrival::kAbsent) return Look::kNotYet;
-        // A hash is no proof, and what is read depends on it. A source waits for me, so its record is at rest.
-        if (source && found == Arrival::kAgrees && !same_fields(p)) found = Arrival::kDiffers;
         const bool there = found == Arrival::kAgrees || (found == Arrival::kGone && (!source || planted(kGoneAgrees)));
         return there ? Look::kThere : Look::kFailed;
       });
@@ -289,11 +330,10 @@ struct Rendezvous {
       kind = load_relaxed(&control()->abort) != 0 ? kAborted : kTimeout;
       p = lowest_bit(lost.pending);
     }
-    const uint64_t* at = lost.phase == 0 ? &own.record(a.domain, p, epoch)->stamp
-                         : number == 0   ? own.flag(a.domain, lost.phase - 1, b.block, p)
-                         : lost.phase == kForAck ? own.ack(a.domain, p)
-                                                 : own.slot(a.domain, p, number);
-    const uint64_t seen = load_relaxed(at);
+    const uint64_t seen = lost.phase == 0         ? epoch_of(p)
+                          : number == 0           ? load_relaxed(own.flag(lost.phase - 1, b.block, p))
+                          : lost.phase == kForAck ? load_relaxed(own.ack(p))
+                                                  : load_relaxed(own.slot(p, number));
     if (!differs)
       CROSSCCL_ROLLED for (uint32_t k = a.world; k-- > 0;)
         if (k != a.world_rank && load_acquire(own.poison(k)) != kNone) kind = kPoisoned, p = k;
@@ -307,14 +347,14 @@ struct Rendezvous {
     if (!claim(own.poison(a.world_rank), kind)) return;
     uint64_t missing = 0;
     CROSSCCL_ROLLED for (uint32_t q = 0; q < a.ranks; ++q) {
-      const Record* r = own.record(a.domain, q, epoch);
       Observed* o = &control()->observed[q];
-      uint64_t stamp = q == a.rank ? epoch : load_acquire(&r->stamp);
+      const bool mine = q == a.rank;
+      const uint64_t stamp = mine ? epoch : epoch_of(q);
       if (stamp < epoch) missing |= 1ull << q;
       store_relaxed(&o->stamp, stamp);
-      store_relaxed(&o->count, q == a.rank ? a.count : load_relaxed(&r->count));
-      store_relaxed(&o->shape_hash, q == a.rank ? a.shape_hash : load_relaxed(&r->shape_hash));
-      store_relaxed(&o->packed, q == a.rank ? a.packed : load_relaxed(&r->packed));
+      store_relaxed(&o->count, mine ? a.count : field_of(q, kCount));
+      store_relaxed(&o->shape_hash, mine ? a.shape_hash : field_of(q, kShapeHash));
+      store_relaxed(&o->packed, mine ? a.packed : field_of(q, kPacked));
       // Its record may not have come, or be another launch's by now: the header is what was compared.
       if (number != 0 && phase == kForHeader && kind == kMismatch && q == p && header_is_there(p)) observe_header(p);
     }
@@ -332,13 +372,13 @@ struct Rendezvous {
   // Word `which` of the header of `p`'s packets.
   CROSSCCL_METHOD uint64_t header_of(uint32_t p, uint32_t which) const {
     uint64_t w[2];
-    load_packets(w, own.slot(a.domain, p, number) + 2 * which);
-    return (w[0] & 0xffffffff) | w[1] << 32;
+    load_packets(w, own.slot(p, number) + 2 * which);
+    return data_of(w);
   }
   CROSSCCL_METHOD bool header_is_there(uint32_t p) const {
     uint64_t differs = 0;
     CROSSCCL_ROLLED for (uint32_t k = 0; k < 2 * kHeaderUnits; ++k)
-      differs |= (load_relaxed(own.slot(a.domain, p, number) + k) ^ packet_flag(number)) >> 32;
+      differs |= (load_relaxed(own.slot(p, number) + k) ^ packet_flag(number)) >> 32;
     return differs == 0;
   }
   // Where in the order of launches it belongs, its fingerprint says in 16 bits.
@@ -346,9 +386,9 @@ struct Rendezvous {
     Observed* o = &control()->observed[p];
     const uint64_t ahead = ((header_of(p, 0) >> 48) - epoch) & 0xffff;
     store_relaxed(&o->stamp, ahead < 0x8000 ? epoch + ahead : epoch);
-    store_relaxed(&o->count, header_of(p, 1));
-    store_relaxed(&o->shape_hash, header_of(p, 2));
-    store_relaxed(&o->packed, header_of(p, 3));
+    store_relaxed(&o->count, header_of(p, kCount));
+    store_relaxed(&o->shape_hash, header_of(p, kShapeHash));
+    store_relaxed(&o->packed, header_of(p, kPacked));
   }
 
   // Tells the peers of this launch that this rank takes no part: it was poisoned, now or before.

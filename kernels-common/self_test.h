@@ -11,17 +11,15 @@ CROSSCCL_DEVICE uint64_t probe_pattern(uint32_t from, uint32_t to) {
 }
 
 CROSSCCL_DEVICE void self_test_write(const Block& b, const Arguments& a) {
-  const SignalLayout layout = signal_layout(a.world, a.domains, a.max_blocks);
   for (uint32_t p = b.thread; p < a.world; p += b.threads)
-    store_release(Signal{(uint8_t*)a.signal[p], layout}.probe(0, a.rank), probe_pattern(a.rank, p));
+    store_release(Signal{(uint8_t*)a.signal[p], a}.probe(0, a.rank), probe_pattern(a.rank, p));
 }
 
 // What was read from peer p goes into my own second half, at p.
 CROSSCCL_DEVICE void self_test_read(const Block& b, const Arguments& a) {
-  const SignalLayout layout = signal_layout(a.world, a.domains, a.max_blocks);
   for (uint32_t p = b.thread; p < a.world; p += b.threads)
-    store_release(Signal{(uint8_t*)a.signal[a.rank], layout}.probe(1, p),
-                  load_acquire(Signal{(uint8_t*)a.signal[p], layout}.probe(0, a.rank)));
+    store_release(Signal{(uint8_t*)a.signal[a.rank], a}.probe(1, p),
+                  load_acquire(Signal{(uint8_t*)a.signal[p], a}.probe(0, a.rank)));
 }
 
 }  // namespace crossccl

@@ -28,9 +28,17 @@
 //   void load_packets(uint64_t* w, const uint64_t*)       void store_packets(uint64_t*, uint64_t, uint64_t)
 //     Two neighbours, the first aligned to 16 bytes: each is loaded and stored whole, as by load_relaxed and
 //     store_relaxed; which of the two first, nobody knows. Loaded again, memory is looked at again.
+// Records: packets that release and acquire as well
+//   void publish_launches()    What the launches before this one in the stream wrote is released by what this thread stores
+//                              by store_published from now on
+//   void store_published(uint64_t*, uint64_t, uint64_t)      As store_packets
+//   void load_published(uint64_t* w, const uint64_t*)        As load_packets
+//   void see_published(const uint64_t*)         What was released by the stores whose words this thread has loaded is seen
+//                              from now on; one of them is named
 // Memory of the own rank, shared between its blocks
 //   bool     claim(uint64_t* word, uint64_t value)        0 -> value, true for the one winner
-//   uint64_t add_ticket(uint64_t* word)                   old value, acquire and release
+//   uint64_t add_ticket(uint64_t* word)                   old value. What it is drawn for are loads whose values the block used
+//                              before its barrier: it may order nothing else (kRelaxedCredits)
 //
 // The launches before and behind this one in the stream, on targets that start a launch before the one before it is
 // over (nothing elsewhere)
@@ -48,6 +56,8 @@
 //     packets, or one element, of which the array may be aligned to itself. Ordinary cached accesses, never through a read-only path (I11).
 //     All that is moved goes through these two.
 //   kTile                      bytes that one block copies at a time; a multiple of kVector
+//   kLeastTile                 the least that it takes where no other rank depends on which block moves what: divides kTile.
+//                              kTile where a block is a thread
 //   void copy_tile(const Block&, uint8_t* to, const uint8_t* from, uint64_t bytes)
 //     All threads of the block together; any alignment, no overlap; vectors.h offers
 //     copy_tile_by_vectors for targets without something better.

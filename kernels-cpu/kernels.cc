@@ -57,6 +57,7 @@ uint64_t crossccl_cpu_probe(uint32_t what, uint64_t x, uint32_t y, uint32_t z) {
     case 5: return kMaxBlocks;
     case 6: return kVector;
     case 7: return kTile;
+    case 8: return kLeastTile;
     case 10: return offsetof(Arguments, control);
     case 11: return offsetof(Arguments, rank);
     case 12: return offsetof(Arguments, strict);
@@ -94,6 +95,22 @@ uint64_t crossccl_cpu_probe(uint32_t what, uint64_t x, uint32_t y, uint32_t z) {
     case 48: return signal_layout(uint32_t(x), y, z).inbox;
     case 49: return signal_layout(uint32_t(x), y, z).slot;
     case 50: return packet_bytes(uint32_t(x));
+    case 51: return signal_layout(uint32_t(x), y, z).records;
+    case 52: return signal_layout(uint32_t(x), y, z).flags;
+    case 55: return offsetof(Arguments, at);
+    case 60:
+    case 61:
+    case 62:
+    case 63:
+    case 64:
+    case 65:
+    case 66:
+    case 67: {
+      // Ranks and domains in x, a domain in y, blocks in z.
+      const Places at = places(signal_layout(uint32_t(x >> 32), uint32_t(x), z), y);
+      const uint64_t all[] = {at.cause, at.probe, at.domain, at.records, at.flags, at.inbox, at.slot, at.payload};
+      return all[what - 60];
+    }
     case 40: return balanced(x, y, z).begin;
     case 41: return balanced(x, y, z).end;
     case 42: return chunk(x, y, z).begin;

@@ -162,6 +162,15 @@ CROSSCCL_DEVICE void store_packets(uint64_t* p, uint64_t v, uint64_t w) {
   }
   store_relaxed(p, v), store_relaxed(p + 1, w);
 }
+// As a release and an acquire: a write-back, once for all records, and an invalidation, once they are there.
+CROSSCCL_DEVICE void publish_launches() {
+  if (!planted(kRelaxedRecord)) write_back();
+}
+CROSSCCL_DEVICE void store_published(uint64_t* p, uint64_t v, uint64_t w) { store_packets(p, v, w); }
+CROSSCCL_DEVICE void load_published(uint64_t* w, const uint64_t* p) { load_packets(w, p); }
+CROSSCCL_DEVICE void see_published(const uint64_t*) {
+  if (!planted(kPollAlone)) invalidate();
+}
 // Between blocks of one rank, which are on one device.
 CROSSCCL_DEVICE bool claim(uint64_t* p, uint64_t v) {
   uint64_t none = 0;
@@ -235,6 +244,8 @@ template <uint32_t K, uint32_t V, class T> CROSSCCL_DEVICE void store_pieces(T* 
 
 // Four vectors a thread, as on NVIDIA; not measured.
 constexpr uint64_t kTile = 32 * 1024;
+// A smaller one was not measured.
+constexpr uint64_t kLeastTile = 32 * 1024;
 
 CROSSCCL_DEVICE uint64_t anew(uint64_t x) {
   asm volatile("" : "+v"(x));

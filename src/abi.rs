@@ -1,6 +1,8 @@
 //! The Rust side of `kernels-common/abi.h`, which owns every fact here; the tests below compare
 //! them through a probe that the CPU's kernels export.
 
+use crate::signal::Places;
+
 /// The most ranks of one communicator. 8 is the tuned range.
 pub const MAX_RANKS: usize = 64;
 /// The most blocks of one launch.
@@ -29,14 +31,14 @@ pub(crate) const POISONED: u64 = 4;
 pub struct Arguments {
     pub(crate) signal: [u64; MAX_RANKS],
     pub(crate) control: u64,
+    pub(crate) at: Places,
     pub(crate) rank: u32,
     pub(crate) ranks: u32,
     pub(crate) domain: u32,
-    pub(crate) domains: u32,
+    pub(crate) max_blocks: u32,
     pub(crate) world: u32,
     pub(crate) world_rank: u32,
-    pub(crate) max_blocks: u32,
-    pub(crate) strict: u32,
+    pub(crate) strict: u64,
     pub(crate) call: u64,
     pub(crate) limit: u64,
     pub(crate) input: u64,
@@ -67,13 +69,13 @@ impl Default for Arguments {
         Arguments {
             signal: [0; MAX_RANKS],
             control: 0,
+            at: Places::default(),
             rank: 0,
             ranks: 0,
             domain: 0,
-            domains: 0,
+            max_blocks: 0,
             world: 0,
             world_rank: 0,
-            max_blocks: 0,
             strict: 0,
             call: 0,
             limit: 0,
@@ -191,6 +193,7 @@ mod tests {
             (6, VECTOR, "kVector"),
             (10, offset_of!(Arguments, control) as u64, "Arguments::control"),
             (11, offset_of!(Arguments, rank) as u64, "Arguments::rank"),
+            (55, offset_of!(Arguments, at) as u64, "Arguments::at"),
             (12, offset_of!(Arguments, strict) as u64, "Arguments::strict"),
             (13, offset_of!(Arguments, call) as u64, "Arguments::call"),
             (14, offset_of!(Arguments, fingerprint) as u64, "Arguments::fingerprint"),
@@ -223,8 +226,9 @@ mod tests {
             assert_eq!(probe(*what, 0, 1, 0), *value, "{name}");
         }
         let device = <crate::Cpu as crate::Backend>::open(0).unwrap();
-        let tile = <crate::Cpu as crate::Backend>::properties(&device, 1, 1).unwrap().tile;
-        assert_eq!(probe(7, 0, 1, 0), tile, "kTile");
+        let properties = <crate::Cpu as crate::Backend>::properties(&device, 1, 1).unwrap();
+        assert_eq!(probe(7, 0, 1, 0), properties.tile, "kTile");
+        assert_eq!(probe(8, 0, 1, 0), properties.least_tile, "kLeastTile");
     }
 
     #[test]
@@ -233,13 +237,21 @@ mod tests {
             for blocks in [1, 7, MAX_BLOCKS] {
                 let l = SignalLayout::new(ranks, blocks);
                 let ours = [l.cause, l.probe, l.domain, l.domain_stride, l.payload];
-                let more = [l.inbox, l.slot, crate::low_latency_bytes(ranks) as u64];
+                let more = [l.inbox, l.slot, crate::low_latency_bytes(ranks) as u64, l.records, l.flags];
                 for (what, value) in (30..).zip(ours).chain((48..).zip(more)) {
                     assert_eq!(
                         probe(what, ranks as u64, l.domains as u32, blocks),
                         value,
                         "{ranks} ranks, field {what}"
                     );
+                }
+                for domain in 0..l.domains as u32 {
+                    let p = l.places(domain as usize);
+                    let ours = [p.cause, p.probe, p.domain, p.records, p.flags, p.inbox, p.slot, p.payload];
+                    for (what, value) in (60..).zip(ours) {
+                        let theirs = probe(what, (ranks as u64) << 32 | l.domains, domain, blocks);
+                        assert_eq!(theirs, value, "{ranks} ranks, domain {domain}, place {what}");
+                    }
                 }
             }
         }

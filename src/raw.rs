@@ -265,16 +265,17 @@ fn arguments<B: Backend>(shared: &Shared<B>, prepared: &Prepared, call: u64) -> 
         plan.segment,
         u64::from(plan.rounds),
     ]) & 0xffff_ffff_ffff;
+    let domain = shared.domains.iter().position(|s| s == group_size).unwrap_or(0);
     let mut a = Arguments {
         control: me.control.address(),
+        at: shared.layout.places(domain),
         rank: (rank - first) as u32,
         ranks: *group_size as u32,
-        domain: shared.domains.iter().position(|s| s == group_size).unwrap_or(0) as u32,
-        domains: shared.layout.domains as u32,
+        domain: domain as u32,
+        max_blocks: shared.planner.facts.max_blocks,
         world: shared.ranks.len() as u32,
         world_rank: *rank as u32,
-        max_blocks: shared.planner.facts.max_blocks,
-        strict: u32::from(*strict),
+        strict: u64::from(*strict),
         call,
         limit: limit.map_or(0, |l| me.ticks(l)),
         input: addresses.send,
@@ -375,8 +376,7 @@ fn launch_self_test<B: Backend>(
         let mut a = Arguments {
             rank: rank as u32,
             world: shared.ranks.len() as u32,
-            domains: shared.layout.domains as u32,
-            max_blocks: shared.planner.facts.max_blocks,
+            at: shared.layout.places(0),
             ..Arguments::default()
         };
         for (slot, peer) in a.signal.iter_mut().zip(&shared.ranks) {

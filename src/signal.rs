@@ -13,6 +13,20 @@ pub(crate) fn domain_sizes(ranks: usize) -> SmallVec<[usize; 12]> {
     (1..=ranks).rev().filter(|size| ranks.is_multiple_of(*size)).collect()
 }
 
+/// What a launch is told of it; see `Places` in `kernels-common/abi.h`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Places {
+    pub(crate) cause: u64,
+    pub(crate) probe: u64,
+    pub(crate) domain: u64,
+    pub(crate) records: u64,
+    pub(crate) flags: u64,
+    pub(crate) inbox: u64,
+    pub(crate) slot: u64,
+    pub(crate) payload: u64,
+}
+
 /// Byte offsets in a signal buffer; see `SignalLayout` in `kernels-common/abi.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SignalLayout {
@@ -20,6 +34,8 @@ pub(crate) struct SignalLayout {
     pub(crate) probe: u64,
     pub(crate) domain: u64,
     pub(crate) domain_stride: u64,
+    pub(crate) records: u64,
+    pub(crate) flags: u64,
     pub(crate) inbox: u64,
     pub(crate) slot: u64,
     pub(crate) payload: u64,
@@ -34,14 +50,42 @@ impl SignalLayout {
         let cause = lines(ranks * 8);
         let probe = cause + ranks * LINE;
         let domain = probe + lines(ranks * 16);
-        let flags = 4 * LINE + lines(ranks * 8) + ranks * RECORD_SLOTS * LINE;
+        let records = 4 * LINE + lines(ranks * 8);
+        let flags = records + ranks * RECORD_SLOTS * LINE;
         let domain_stride = flags + lines(PHASES * u64::from(max_blocks) * ranks * 8);
         let inbox = domain + domains * domain_stride;
         let slot = lines(2 * (HEADER_UNITS * UNIT + packet_capacity(world)));
-        // At most: the domains' sizes are divisors of the world. The last is that of groups of one rank.
-        let inboxes: u64 = (1..domains).map(|k| ranks / k).sum();
-        let payload = inbox + inboxes * INBOX_SLOTS * slot;
-        SignalLayout { cause, probe, domain, domain_stride, inbox, slot, payload, world: ranks, domains }
+        // The last domain is that of groups of one rank.
+        let payload = inbox + inboxes_before(world, domains as usize - 1) * INBOX_SLOTS * slot;
+        SignalLayout {
+            cause,
+            probe,
+            domain,
+            domain_stride,
+            records,
+            flags,
+            inbox,
+            slot,
+            payload,
+            world: ranks,
+            domains,
+        }
+    }
+
+    /// For a launch of a domain.
+    pub(crate) fn places(&self, domain: usize) -> Places {
+        let at = self.epoch(domain as u64);
+        let inboxes = inboxes_before(self.world as usize, domain);
+        Places {
+            cause: self.cause,
+            probe: self.probe,
+            domain: at,
+            records: at + self.records,
+            flags: at + self.flags,
+            inbox: self.inbox + inboxes * INBOX_SLOTS * self.slot,
+            slot: self.slot,
+            payload: self.payload,
+        }
     }
 
     pub(crate) fn probe(&self, half: u64, rank: usize) -> u64 {
@@ -69,6 +113,11 @@ impl SignalLayout {
     pub(crate) fn acks(&self, domain: u64) -> u64 {
         self.epoch(domain) + 4 * LINE
     }
+}
+
+/// Inboxes of the domains before `domain`, at most: the domains' sizes are divisors of the world.
+fn inboxes_before(world: usize, domain: usize) -> u64 {
+    (1..=domain).map(|k| (world / k) as u64).sum()
 }
 
 /// Bytes of data that one slot of an inbox takes.

@@ -115,6 +115,9 @@ pub struct Properties {
     pub preferred_blocks: Blocks,
     /// Bytes that one block takes at a time (`kTile` of the target).
     pub tile: u64,
+    /// Bytes that it takes at least, of short messages, where no other rank depends on which block moves what
+    /// (`kLeastTile`).
+    pub least_tile: u64,
     /// What the low-latency algorithm is good for here; the capacity is the communicator's.
     pub packets: Packets,
     /// Threads of a block.

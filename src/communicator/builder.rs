@@ -171,7 +171,8 @@ impl<B: Backend> Builder<B> {
         let (mut names, mut host) = (Vec::with_capacity(ranks), true);
         let capacity = low_latency_bytes(ranks) as u64;
         let mut packets = Packets { capacity, broadcast: u64::MAX, reduce_scatter: u64::MAX, tile: u64::MAX };
-        let (mut default_blocks, mut resident, mut tile, mut coherent) = (Blocks::MOST, Blocks::MOST, 0, true);
+        let (mut default_blocks, mut resident, mut coherent) = (Blocks::MOST, Blocks::MOST, true);
+        let (mut tile, mut least_tile) = (0, 0);
         let mut known_faults = BTreeSet::new();
         for (rank, device) in devices.iter().enumerate() {
             let error = |f| driver_error::<B>(device, rank, f);
@@ -183,7 +184,7 @@ impl<B: Backend> Builder<B> {
                 resident.limit(kernel, B::resident_blocks(device, *function).map_err(error)? / sharing);
             }
             default_blocks = default_blocks.min(properties.preferred_blocks);
-            tile = properties.tile;
+            (tile, least_tile) = (properties.tile, properties.least_tile);
             packets = packets.min(properties.packets);
             coherent &= properties.coherent;
             known_faults.extend(properties.known_faults);
@@ -237,6 +238,7 @@ impl<B: Backend> Builder<B> {
             max_blocks: self.max_blocks,
             payload_half,
             tile,
+            least_tile,
             packets,
             coherent,
             coherent_as_is,

@@ -118,6 +118,8 @@ pub struct Facts {
     pub payload_half: u64,
     /// Bytes that one block takes at a time.
     pub tile: u64,
+    /// Bytes that it takes at least, by the algorithms of one stage.
+    pub least_tile: u64,
     /// What the low-latency algorithm takes.
     pub packets: Packets,
     /// Whether the memory of messages is coherent between all devices while kernels run: ordinary memory is, or the
@@ -139,6 +141,7 @@ impl Default for Facts {
             max_blocks: 128,
             payload_half: 1 << 20,
             tile: 32 << 10,
+            least_tile: 8 << 10,
             packets: Packets { capacity: 64 << 10, broadcast: 64 << 10, reduce_scatter: 64 << 10, tile: 4 << 10 },
             coherent: true,
             coherent_as_is: true,
@@ -342,7 +345,11 @@ pub(super) fn plan_by(request: &Request, wishes: Wishes, facts: &Facts, topology
         .unwrap_or(facts.default_blocks.of(&request.collective, algorithm))
         .min(facts.max_blocks)
         .min(resident);
-    let tile = if algorithm == Algorithm::LowLatency { facts.packets.tile } else { facts.tile };
+    let tile = match algorithm {
+        Algorithm::LowLatency => facts.packets.tile,
+        Algorithm::TwoStageStaged | Algorithm::TwoStageDirect => facts.tile,
+        _ => facts.least_tile,
+    };
     let tiles = share.div_ceil(tile).clamp(1, u64::from(cap.max(1)));
     let (tiles, rounds) = match algorithm {
         Algorithm::TwoStageDirect => in_slices(request, tiles as u32, facts, topology),
@@ -415,6 +422,7 @@ mod tests {
         max_blocks: 64,
         payload_half: 1 << 20,
         tile: 16 << 10,
+        least_tile: 16 << 10,
         packets: Packets { capacity: 64 << 10, broadcast: 0, reduce_scatter: 0, tile: 4 << 10 },
         coherent: true,
         coherent_as_is: true,

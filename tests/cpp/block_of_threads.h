@@ -59,7 +59,7 @@ template <uint32_t K, uint32_t V, class T> CROSSCCL_DEVICE void store_pieces(T* 
 }
 
 // Several tiles a block in every test, the last one short.
-constexpr uint64_t kTile = 2 * 1024;
+constexpr uint64_t kTile = 2 * 1024, kLeastTile = 512;
 
 }  // namespace crossccl
 

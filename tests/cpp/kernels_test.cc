@@ -78,7 +78,7 @@ struct World {
     a.control = (uint64_t)control[rank].get();
     a.rank = a.world_rank = rank;
     a.ranks = a.world = ranks;
-    a.domains = domains;
+    a.at = places(layout, 0);
     a.max_blocks = max_blocks;
     a.call = call;
     a.limit = limit;
@@ -381,7 +381,7 @@ void a_failure_in_a_group_reaches_the_world() {
   for (uint32_t r = 0; r < 4; ++r)
     ranks.emplace_back([&, r] {
       Arguments a = one_stage(w, r, 1, 0, data[r]);
-      a.rank = r % 2, a.ranks = 2, a.domain = 1;
+      a.rank = r % 2, a.ranks = 2, a.domain = 1, a.at = places(w.layout, 1);
       a.signal[0] = (uint64_t)w.signal[r / 2 * 2].get(), a.signal[1] = (uint64_t)w.signal[r / 2 * 2 + 1].get();
       a.input = a.rank == 0 ? a.output : 0;
       if (r == 1) a.fingerprint = 77;
@@ -524,14 +524,15 @@ void flags_are_stamped_anew() {
   Series s = series(w, roots, bytes);
   const uint64_t before = 3 * kRestamp - 3;
   for (uint32_t r = 0; r < 3; ++r) {
-    Signal signal{w.signal[r].get(), w.layout};
-    *signal.packets(0) = before;
-    for (uint32_t p = 0; p < 3; ++p) *signal.ack(0, p) = before;
+    const Arguments a = w.arguments(r, 0);
+    const Signal signal{w.signal[r].get(), a};
+    *signal.packets() = before;
+    for (uint32_t p = 0; p < 3; ++p) *signal.ack(p) = before;
     // What launches with the numbers of the first long ones but 2^31 would have left there.
     for (uint32_t p = 0; p < 3; ++p)
       for (uint64_t number : {before + 1 + 4, before + 1 + 5})
         for (uint64_t k = 2 * kHeaderUnits; k < w.layout.slot / 8; ++k)
-          signal.slot(0, p, number)[k] = packet_flag(number) | 0xbad;
+          signal.slot(p, number)[k] = packet_flag(number) | 0xbad;
   }
   // More blocks than units of the short ones: some have nothing but old words before the root comes.
   follow(w, s.launches, 8, [&](uint32_t r, size_t i) { return i > 3 && r == roots[i] ? 20 : 0; });

@@ -41,6 +41,7 @@ impl CpuDevice {
             name: format!("virtual device {} of {cores} cores", self.ordinal),
             preferred_blocks: Blocks { broadcast: blocks, reduce_scatter: blocks, low_latency: blocks },
             tile: 16 << 10,
+            least_tile: 16 << 10,
             packets: Packets::when_asked(16 << 10),
             threads: 1,
             coherent: true,

@@ -148,6 +148,7 @@ impl CudaDevice {
                 low_latency: among(sharing),
             },
             tile: images::TILE,
+            least_tile: images::LEAST_TILE,
             packets: Packets { capacity: u64::MAX, broadcast: packets, reduce_scatter: packets, tile: 4 << 10 },
             threads: images::THREADS,
             coherent: true,

@@ -2,8 +2,8 @@
 //!
 //! What is left out: threads of a block (one a block, as on the CPU), vectors and tiles (a tile is one
 //! word), the fields of a record and of a failure that only error messages use, clocks (a deadline is
-//! a number of polls, and every poll is a slow look). An address is the number of a buffer of
-//! the world's memory; 0 is null.
+//! a number of polls, and every poll is a slow look). A field of a record is one word of flag and data, not two. An
+//! address is the number of a buffer of the world's memory; 0 is null.
 
 use crate::sync::{Arc, AtomicU64, Ordering, Plain, thread};
 
@@ -17,8 +17,8 @@ pub enum Planted {
     None,
     /// Flags are stored without release.
     RelaxedRelease,
-    /// A record's stamp is stored without release.
-    RelaxedStamp,
+    /// Records release nothing.
+    RelaxedRecord,
     /// Nobody waits for records.
     NoRecordWait,
     /// Chunks are gathered before they are staged.
@@ -33,7 +33,7 @@ pub enum Planted {
     NoPoisonLook,
     /// Records are not compared.
     NoCompare,
-    /// A fingerprint of another launch is taken for one of this launch.
+    /// A record is judged by the flag of its last word alone.
     NoTag,
     /// A rank that failed signals all the same.
     SignalAfterFailure,
@@ -75,9 +75,17 @@ enum Look {
 /// `Record`, as far as peers act on it.
 #[derive(Debug)]
 struct Record {
-    stamp: AtomicU64,
     fingerprint: AtomicU64,
     input: AtomicU64,
+}
+
+/// `packet_flag`, above 32 bits of data.
+fn flagged(epoch: u64, data: u64) -> u64 {
+    (epoch | 1 << 31) << 32 | data & 0xffff_ffff
+}
+/// `launch_of`, for the few launches of a model.
+fn launch_of(word: u64) -> u64 {
+    word >> 32 & 0x7fff_ffff
 }
 
 /// One domain of a signal buffer.
@@ -147,7 +155,7 @@ impl World {
     pub fn new(s: Shape) -> Arc<Self> {
         let zeros = |n: usize| (0..n).map(|_| Plain::new(0)).collect::<Vec<_>>();
         let words = |n: usize| (0..n).map(|_| AtomicU64::new(0)).collect::<Vec<_>>();
-        let record = || Record { stamp: AtomicU64::new(0), fingerprint: AtomicU64::new(0), input: AtomicU64::new(0) };
+        let record = || Record { fingerprint: AtomicU64::new(0), input: AtomicU64::new(0) };
         let domain = || Domain {
             epoch: Plain::new(0),
             sequence: Plain::new(0),
@@ -340,6 +348,7 @@ impl<'w> Rendezvous<'w> {
                 self.send_record(p);
             }
         }
+        self.advance();
     }
 
     fn join(&mut self, good: bool) -> bool {
@@ -362,7 +371,7 @@ impl<'w> Rendezvous<'w> {
         if p == self.a.rank || p >= self.a.ranks {
             return self.a.input;
         }
-        self.record(self.own(), p).input.load(Ordering::Relaxed)
+        self.record(self.own(), p).input.load(Ordering::Relaxed) & 0xffff_ffff
     }
 
     /// Step 3: `signal`.
@@ -396,8 +405,8 @@ impl<'w> Rendezvous<'w> {
         })
     }
 
-    /// Step 4: `finish`.
-    pub fn finish(&self) {
+    /// `advance`.
+    pub fn advance(&self) {
         let own = &self.own().domains[self.a.domain];
         let others = if self.b.blocks > 1 { own.ticket.fetch_add(1, Ordering::AcqRel) } else { 0 };
         if self.w.planted(Planted::EarlyEpoch) && others == 0 {
@@ -411,35 +420,25 @@ impl<'w> Rendezvous<'w> {
         own.epoch.write(self.epoch);
     }
 
-    /// `stamped_fingerprint`.
-    fn stamped_fingerprint(&self) -> u64 {
-        self.epoch << 48 | self.a.fingerprint & 0xffff_ffff_ffff
-    }
-
     /// `send_record`.
     pub fn send_record(&self, p: usize) {
         let r = self.record(self.peer(p), self.a.rank);
-        r.fingerprint.store(self.stamped_fingerprint(), Ordering::Relaxed);
-        r.input.store(self.a.input, Ordering::Relaxed);
-        let order = if self.w.planted(Planted::RelaxedStamp) { Ordering::Relaxed } else { Ordering::Release };
-        r.stamp.store(self.epoch, order);
+        let order = if self.w.planted(Planted::RelaxedRecord) { Ordering::Relaxed } else { Ordering::Release };
+        r.fingerprint.store(flagged(self.epoch, self.a.fingerprint), order);
+        r.input.store(flagged(self.epoch, self.a.input), order);
     }
 
     /// `look_at_record`.
     pub fn look_at_record(&self, p: usize) -> Arrival {
         let r = self.record(self.own(), p);
-        let stamp = r.stamp.load(Ordering::Acquire);
-        if stamp < self.epoch {
-            return Arrival::Absent;
+        // The kernel's loads are in no order; one that is being overwritten is looked at again.
+        let words = [r.fingerprint.load(Ordering::Acquire), r.input.load(Ordering::Acquire)];
+        let judged = if self.w.planted(Planted::NoTag) { &words[1..] } else { &words[..] };
+        if judged.iter().any(|word| launch_of(*word) != self.epoch) {
+            return if launch_of(words[0]) > self.epoch { Arrival::Gone } else { Arrival::Absent };
         }
-        if stamp > self.epoch {
-            return Arrival::Gone;
-        }
-        let (theirs, mine) = (r.fingerprint.load(Ordering::Relaxed), self.stamped_fingerprint());
-        if theirs == mine || self.w.planted(Planted::NoCompare) {
-            return Arrival::Agrees;
-        }
-        if theirs >> 48 == mine >> 48 || self.w.planted(Planted::NoTag) { Arrival::Differs } else { Arrival::Gone }
+        let differs = words[0] as u32 != self.a.fingerprint as u32;
+        if differs && !self.w.planted(Planted::NoCompare) { Arrival::Differs } else { Arrival::Agrees }
     }
 
     /// `await_records`.
@@ -581,7 +580,6 @@ pub fn broadcast_one_stage(w: &World, b: Block, a: &Arguments) {
         }
         meet.signal(Phase::Done, 0, |p| p == a.root);
     }
-    meet.finish();
 }
 
 /// `broadcast_two_stage_staged`.
@@ -630,7 +628,6 @@ pub fn broadcast_two_stage_staged(w: &World, b: Block, a: &Arguments) {
         meet.signal(Phase::Done, a.rounds - 1, |_| true);
     }
     meet.await_flags(Phase::Done, a.rounds - 1, other_readers);
-    meet.finish();
 }
 
 /// `reduce_scatter`: a sum along axis 0.
@@ -646,5 +643,4 @@ pub fn reduce_scatter(w: &World, b: Block, a: &Arguments) {
     }
     meet.signal(Phase::Done, 0, |_| true);
     meet.await_flags(Phase::Done, 0, |_| true);
-    meet.finish();
 }

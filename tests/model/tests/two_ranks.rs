@@ -59,10 +59,9 @@ fn planted_in_one_stage() {
     for bug in [Planted::RelaxedRelease, Planted::NoCreditWait] {
         must_fail(&format!("one-stage, {bug:?}"), ALL, RACE, launches(bug, SAME_ROOT));
     }
-    // The stamp is there, address or fingerprint not yet: memory at address 0, or a false mismatch.
-    for bug in [Planted::RelaxedStamp, Planted::NoRecordWait] {
-        must_fail(&format!("one-stage, {bug:?}"), ALL, &["null pointer", "nobody fails"], launches(bug, SAME_ROOT));
-    }
+    // No record yet: memory at address 0. One that releases nothing: what the launch before wrote is not there yet.
+    must_fail("one-stage, NoRecordWait", ALL, &["null pointer"], launches(Planted::NoRecordWait, SAME_ROOT));
+    must_fail("one-stage, RelaxedRecord", ALL, RACE, launches(Planted::RelaxedRecord, SAME_ROOT));
 }
 
 // (b) Staging through two payload halves. The root is a third rank that needs nothing: its memory is
@@ -144,7 +143,7 @@ fn ahead(planted: Planted, theirs: [u64; 3], mine: u64, may: [Arrival; 2]) -> im
                 let a = arguments(1, call);
                 let meet = Rendezvous::new(&runner, ONE, &a);
                 meet.send_record(0);
-                meet.finish();
+                meet.advance();
             }
         });
         let a = arguments(0, mine);
@@ -153,7 +152,8 @@ fn ahead(planted: Planted, theirs: [u64; 3], mine: u64, may: [Arrival; 2]) -> im
         for _ in 0..2 {
             let found = meet.look_at_record(1);
             assert!(found == Arrival::Absent || may.contains(&found), "false verdict: {found:?}");
-            assert!(found != Arrival::Absent || last == Arrival::Absent, "false verdict: a record went away");
+            // While it is overwritten it may look like none.
+            assert!(found != Arrival::Absent || last != Arrival::Gone, "false verdict: a later record went away");
             last = found;
         }
         thread.join().unwrap();

