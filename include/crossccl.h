@@ -71,6 +71,16 @@ typedef enum {
   crosscclNoDevice = 22,
 } crosscclResult_t;
 
+// Which kind of device.
+typedef enum {
+  // Of the GPU backends that the library was built with, the first that has a device; the CPU where it was built with none.
+  // Never the CPU instead of a GPU.
+  crosscclBackendAuto = 0,
+  crosscclBackendCpu = 1,
+  crosscclBackendCuda = 2,
+  crosscclBackendRocm = 3,
+} crosscclBackend_t;
+
 // Element types, with NCCL's numbers. NCCL's float8 types (10, 11) are answered with crosscclUnsupported.
 typedef enum {
   crosscclInt8 = 0,
@@ -94,16 +104,6 @@ typedef enum {
   // The sum divided by the number of ranks, before the one rounding.
   crosscclAvg = 4,
 } crosscclRedOp_t;
-
-// Which kind of device.
-typedef enum {
-  // Of the GPU backends that the library was built with, the first that has a device; the CPU where it was built with none.
-  // Never the CPU instead of a GPU.
-  crosscclBackendAuto = 0,
-  crosscclBackendCpu = 1,
-  crosscclBackendCuda = 2,
-  crosscclBackendRocm = 3,
-} crosscclBackend_t;
 
 // Which peers must have come with the same call before a rank touches anything.
 typedef enum {
@@ -205,6 +205,9 @@ crosscclResult_t crosscclCommUserRank(crosscclComm_t comm, int *rank);
 
 // Writes the number of the rank's device (NCCL: ncclCommCuDevice).
 crosscclResult_t crosscclCommDevice(crosscclComm_t comm, int *device);
+
+// Writes on which kind of device it is, for who left the choice to the library.
+crosscclResult_t crosscclCommBackend(crosscclComm_t comm, crosscclBackend_t *backend);
 
 // Writes the rank's own stream, which was made with the communicator and goes with the handle.
 crosscclResult_t crosscclCommStream(crosscclComm_t comm, crosscclStream_t *stream);

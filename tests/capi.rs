@@ -284,6 +284,10 @@ fn what_a_handle_knows() {
             ok(crosscclCommDevice(comms.rank(rank), &raw mut device));
         }
         assert_eq!((count, own, device), (3, rank as c_int, expected));
+        let mut backend = crosscclBackendAuto;
+        // SAFETY: a local.
+        ok(unsafe { crosscclCommBackend(comms.rank(rank), &raw mut backend) });
+        assert_eq!(backend, crosscclBackendCpu);
     }
     let mut version = 0;
     // SAFETY: a local.
@@ -788,6 +792,10 @@ mod on_devices {
         let mut comms = [ptr::null_mut(); 2];
         // SAFETY: as many as said.
         ok(unsafe { crosscclCommInitAllConfig(comms.as_mut_ptr(), 2, devices.as_ptr(), &config) });
+        let mut backend = crosscclBackendAuto;
+        // SAFETY: a local.
+        ok(unsafe { crosscclCommBackend(comms[0], &raw mut backend) });
+        assert_eq!(backend, crosscclBackendCuda);
         Comms(comms.iter().map(|comm: &crosscclComm_t| comm.addr()).collect())
     }
 

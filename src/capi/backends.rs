@@ -6,6 +6,7 @@ use smallvec::smallvec;
 
 use super::{
     config::Options,
+    crosscclBackend_t,
     handle::{Handle, Seat, Watch},
     outcome::Result,
 };
@@ -21,8 +22,9 @@ use crate::{
     raw::{self, RawRank},
 };
 
-/// Streams by handle.
+/// What C sees of a backend: its number, and streams by handle.
 trait Streams: Backend {
+    const NUMBER: crosscclBackend_t;
     /// The stream that a caller's handle means for a rank whose own is `own`; `None` where it cannot be one.
     ///
     /// # Safety
@@ -36,6 +38,8 @@ trait Streams: Backend {
 
 #[cfg(feature = "cpu")]
 impl Streams for crate::Cpu {
+    const NUMBER: crosscclBackend_t = crosscclBackend_t::crosscclBackendCpu;
+
     unsafe fn stream(own: &Self::Stream, handle: usize) -> Option<Self::Stream> {
         (handle == 0 || handle == Self::handle(own)).then(|| own.clone())
     }
@@ -53,8 +57,10 @@ impl Streams for crate::Cpu {
 /// The same for the backends whose streams have handles of their driver's.
 #[cfg(any(feature = "cuda", feature = "rocm"))]
 macro_rules! streams_of_a_driver {
-    ($backend:ty, $stream:ty) => {
+    ($backend:ty, $number:ident, $stream:ty) => {
         impl Streams for $backend {
+            const NUMBER: crosscclBackend_t = crosscclBackend_t::$number;
+
             unsafe fn stream(own: &Self::Stream, handle: usize) -> Option<Self::Stream> {
                 // SAFETY: the caller's promise.
                 Some(unsafe { <$stream>::from_raw(&Self::device_of(own), handle as u64) })
@@ -72,9 +78,9 @@ macro_rules! streams_of_a_driver {
     };
 }
 #[cfg(feature = "cuda")]
-streams_of_a_driver!(crate::Cuda, crate::CudaStream);
+streams_of_a_driver!(crate::Cuda, crosscclBackendCuda, crate::CudaStream);
 #[cfg(feature = "rocm")]
-streams_of_a_driver!(crate::Hip, crate::HipStream);
+streams_of_a_driver!(crate::Hip, crosscclBackendRocm, crate::HipStream);
 
 // Without any backend there is nothing to give them to.
 #[cfg_attr(not(any(feature = "cpu", feature = "cuda", feature = "rocm")), allow(unused_variables))]
@@ -128,7 +134,13 @@ fn handle_of<B: Streams>(comm: RankComm<B>) -> Handle {
     let place = (comm.rank().index(), comm.ranks());
     let (device, stream) = (B::ordinal(&B::device_of(comm.stream())), B::handle(comm.stream()));
     let watch = Box::new(comm.shared().clone());
-    Handle::new(place, device, stream, watch, Box::new(Seated { comm, stream: None, last: None, told: true }))
+    Handle::new(
+        place,
+        (B::NUMBER, device),
+        stream,
+        watch,
+        Box::new(Seated { comm, stream: None, last: None, told: true }),
+    )
 }
 
 impl<B: Backend> Watch for Arc<Shared<B>> {

@@ -11,7 +11,7 @@ use std::{
 };
 
 use super::{
-    crosscclComm_t,
+    crosscclBackend_t, crosscclComm_t,
     outcome::{Failure, Result},
 };
 use crate::{
@@ -71,6 +71,7 @@ pub(super) trait Watch: Send + Sync {
 pub(super) struct Handle {
     pub(super) rank: usize,
     pub(super) ranks: usize,
+    pub(super) backend: crosscclBackend_t,
     pub(super) device: usize,
     /// The rank's own stream.
     pub(super) stream: usize,
@@ -88,12 +89,12 @@ static NEXT: AtomicUsize = AtomicUsize::new(0xcc1_0000_0000_0001_u64.rotate_righ
 impl Handle {
     pub(super) fn new(
         (rank, ranks): (usize, usize),
-        device: usize,
+        (backend, device): (crosscclBackend_t, usize),
         stream: usize,
         watch: Box<dyn Watch>,
         seat: Box<dyn Seat>,
     ) -> Self {
-        Handle { rank, ranks, device, stream, watch, seat: Mutex::new(Some(seat)) }
+        Handle { rank, ranks, backend, device, stream, watch, seat: Mutex::new(Some(seat)) }
     }
 
     pub(super) fn abort(&self, cause: Error) {

@@ -311,6 +311,16 @@ pub unsafe extern "C" fn crosscclCommDevice(comm: crosscclComm_t, device: *mut c
     entry(|| unsafe { answer("crosscclCommDevice", comm, "device", device, |handle| handle.device as c_int) })
 }
 
+/// Writes on which kind of device it is, for who left the choice to the library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn crosscclCommBackend(
+    comm: crosscclComm_t,
+    backend: *mut crosscclBackend_t,
+) -> crosscclResult_t {
+    // SAFETY: the caller's promise (see the module).
+    entry(|| unsafe { answer("crosscclCommBackend", comm, "backend", backend, |handle| handle.backend) })
+}
+
 /// Writes the rank's own stream, which was made with the communicator and goes with the handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn crosscclCommStream(comm: crosscclComm_t, stream: *mut crosscclStream_t) -> crosscclResult_t {

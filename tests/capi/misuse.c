@@ -101,6 +101,7 @@ static void calls(void) {
   REFUSED(crosscclCommCount(comms[0], NULL), "count");
   REFUSED(crosscclCommUserRank(comms[0], NULL), "rank");
   REFUSED(crosscclCommDevice(comms[0], NULL), "device");
+  REFUSED(crosscclCommBackend(comms[0], NULL), "backend");
   REFUSED(crosscclCommStream(comms[0], NULL), "stream");
   REFUSED(crosscclCommGetAsyncError(comms[0], NULL), "asyncError");
   REFUSED(crosscclCommReset(comms[0], 0), "timeout_ms");
