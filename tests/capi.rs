@@ -468,10 +468,11 @@ fn groups() {
     goes_on(&comms);
 }
 
-/// What cannot be launched at a group's end is not waited for by those that were.
+/// What cannot be launched at a group's end is not waited for by those that were; others are left alone.
 #[test]
 fn a_group_whose_end_fails() {
     let comms = Comms::new(2, &config());
+    let other = Comms::new(2, &config());
     let mut data = [[1u32; SLICE], [2; SLICE]];
     ok(crosscclGroupStart());
     for (rank, data) in data.iter_mut().enumerate() {
@@ -479,6 +480,8 @@ fn a_group_whose_end_fails() {
         // SAFETY: in place; waited for.
         ok(unsafe { raw_broadcast(at.cast(), at.cast(), SLICE, crosscclUint32 as c_int, 1, comms.rank(rank)) });
     }
+    let [mut input, mut output] = [[0u8; SLICE]; 2];
+    ok(broadcast(&input, &mut output, other.rank(0)));
     // Of another thread, which is in no group.
     std::thread::scope(|scope| {
         // SAFETY: any handle is fine.
@@ -493,6 +496,14 @@ fn a_group_whose_end_fails() {
     assert_eq!(synchronize(comms.rank(0)), crosscclAborted);
     assert!(begin.elapsed() < Duration::from_secs(10), "it waited for the limit");
     assert_eq!(data, [[1; SLICE], [2; SLICE]]);
+    // Of this one nothing was launched.
+    assert_eq!(async_error(other.rank(0)), crosscclSuccess);
+    input.fill(3);
+    let mut copy = input;
+    ok(broadcast(&input, &mut output, other.rank(0)));
+    ok(broadcast(&input, &mut copy, other.rank(1)));
+    (0..2).for_each(|rank| ok(synchronize(other.rank(rank))));
+    assert_eq!(output, [3; SLICE]);
 }
 
 #[test]

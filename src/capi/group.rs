@@ -94,8 +94,9 @@ pub(super) unsafe fn end(call: &'static str) -> Result<()> {
         // SAFETY: the caller's promise.
         let outcome = one.handle.with(call, |seat| unsafe { seat.launch(&one.prepared, one.stream) });
         if let Err(failure) = outcome {
-            // Ranks that were launched would wait for these.
-            for missing in &calls[at..] {
+            // Ranks that were launched would wait for these. A communicator of which nothing was is left alone.
+            let waits = |missing: &Call| calls[..at].iter().any(|one| one.handle.is_peer_of(&missing.handle));
+            for missing in calls[at..].iter().filter(|missing| waits(missing)) {
                 missing.handle.abort(Error::Aborted);
             }
             return Err(failure);

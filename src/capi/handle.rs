@@ -105,6 +105,11 @@ impl Handle {
         self.watch.failure()
     }
 
+    /// Whether they are ranks of one communicator.
+    pub(super) fn is_peer_of(&self, other: &Handle) -> bool {
+        self.watch.identity() == other.watch.identity()
+    }
+
     /// Calls of a rank have an order, which two threads at once would not: refused, not made to wait.
     fn seat(&self, call: &'static str) -> Result<MutexGuard<'_, Option<Box<dyn Seat>>>> {
         match self.seat.try_lock() {
@@ -155,7 +160,7 @@ pub(super) fn reset_all(call: &'static str, comms: &[crosscclComm_t]) -> Result<
     let mut missing: Vec<usize> = (0..first.ranks).collect();
     for handle in &handles {
         let expected = "handles of one communicator";
-        if handle.watch.identity() != first.watch.identity() {
+        if !handle.is_peer_of(first) {
             return Err(invalid(call, None, "comms", expected, "one of another").into());
         }
         missing.retain(|rank| *rank != handle.rank);
