@@ -1,8 +1,10 @@
 //! The C interface, through its functions. What only a C program can do is in `capi/misuse.c`; `scripts/check-capi` runs both.
 #![cfg(all(feature = "capi", feature = "cpu", not(crossccl_no_kernels)))]
 #![allow(missing_docs)]
+// That is what stamping is.
+#![allow(clippy::duplicate_mod)]
 
-#[cfg(feature = "cuda")]
+#[cfg(any(feature = "cuda", feature = "rocm"))]
 mod support;
 
 use std::{
@@ -782,119 +784,24 @@ fn the_last_error_of_each_thread() {
     }
 }
 
-/// On devices with memory of their own.
-#[cfg(feature = "cuda")]
-mod on_devices {
-    use crossccl::{Backend, Cuda as B, MemoryKind};
-
-    use super::*;
-
-    const BYTES: usize = 4 * SLICE;
-
-    fn device_memory(rank: usize) -> *mut c_void {
-        let address = B::allocate(&crate::support::device::<B>(rank), MemoryKind::Device, BYTES).expect("memory");
-        ptr::without_provenance_mut(address as usize)
-    }
-
-    fn communicator() -> Comms {
-        let count = B::device_count().expect("devices");
-        let devices = [0, (1 % count) as c_int];
-        let config = crosscclConfig_t { backend: crosscclBackendCuda as c_int, virtual_ranks: 1, ..config() };
-        let mut comms = [ptr::null_mut(); 2];
-        // SAFETY: as many as said.
-        ok(unsafe { crosscclCommInitAllConfig(comms.as_mut_ptr(), 2, devices.as_ptr(), &config) });
-        let mut backend = crosscclBackendAuto;
-        // SAFETY: a local.
-        ok(unsafe { crosscclCommBackend(comms[0], &raw mut backend) });
-        assert_eq!(backend, crosscclBackendCuda);
-        Comms(comms.iter().map(|comm: &crosscclComm_t| comm.addr()).collect())
-    }
-
-    fn own_stream(comm: crosscclComm_t) -> crosscclStream_t {
-        let mut stream = ptr::null_mut();
-        // SAFETY: a local.
-        ok(unsafe { crosscclCommStream(comm, &raw mut stream) });
-        stream
-    }
-
-    /// Broadcasts from rank 1 in the order of the streams given, looks, and gives the memory back.
-    fn goes_in_order(comms: &Comms, streams: [crosscclStream_t; 2]) {
-        let memory = [0, 1].map(device_memory);
-        let mut host = [[0u8; BYTES]; 2];
-        for (rank, stream) in streams.into_iter().enumerate() {
-            // SAFETY: device memory of that size, waited for below.
-            unsafe {
-                let own = own_stream_of(comms, rank);
-                B::fill(&own, memory[rank].addr() as u64, rank as u8 + 1, BYTES).expect("fill");
-                assert!(B::wait(&B::record(&own).expect("event"), None).expect("wait"));
-                let (dtype, comm) = (number(crosscclUint8 as c_int), comms.rank(rank));
-                ok(crosscclBroadcast(memory[rank], memory[rank], BYTES, dtype, 1, comm, stream));
-            }
+/// Tests of devices with memory of their own, once for each backend that has such.
+macro_rules! on_devices {
+    ($($(#[$attribute:meta])* $name:ident: $backend:ty, $stream:ty, $number:ident;)*) => { $(
+        $(#[$attribute])*
+        #[path = "capi"]
+        mod $name {
+            pub(crate) type B = $backend;
+            pub(crate) type Stream = $stream;
+            pub(crate) const BACKEND: crossccl::capi::crosscclBackend_t =
+                crossccl::capi::crosscclBackend_t::$number;
+            mod devices;
         }
-        (0..2).for_each(|rank| ok(synchronize(comms.rank(rank))));
-        for (rank, host) in host.iter_mut().enumerate() {
-            let own = own_stream_of(comms, rank);
-            // SAFETY: as above.
-            unsafe { B::copy(&own, host.as_mut_ptr() as u64, memory[rank].addr() as u64, BYTES) }.expect("copy");
-            assert!(B::wait(&B::record(&own).expect("event"), None).expect("wait"));
-            // SAFETY: nothing uses it any more.
-            unsafe {
-                B::free(&crate::support::device::<B>(rank), MemoryKind::Device, memory[rank].addr() as u64, BYTES)
-            };
-        }
-        assert_eq!(host, [[2; BYTES]; 2]);
-    }
+    )* };
+}
 
-    fn own_stream_of(comms: &Comms, rank: usize) -> crossccl::CudaStream {
-        let handle = own_stream(comms.rank(rank)).addr() as u64;
-        // SAFETY: the communicator outlives it.
-        unsafe { crossccl::CudaStream::from_raw(&crate::support::device::<B>(rank), handle) }
-    }
-
-    #[test]
-    fn streams_by_handle() {
-        let Some(_turn) = crate::support::turn::<B>(2) else { return };
-        let comms = communicator();
-        goes_in_order(&comms, [own_stream(comms.rank(0)), own_stream(comms.rank(1))]);
-        if B::device_count().expect("devices") > 1 {
-            // The devices' default streams, as NCCL takes NULL.
-            goes_in_order(&comms, [ptr::null_mut(); 2]);
-        }
-        let made = [0, 1].map(|rank| B::create_stream(&crate::support::device::<B>(rank)).expect("stream"));
-        goes_in_order(&comms, made.each_ref().map(|stream| ptr::without_provenance_mut(stream.handle() as usize)));
-        drop(comms);
-    }
-
-    /// Of the host where the device's is needed, of another device, too little of it: refused, by name.
-    #[test]
-    fn memory_that_is_not_the_devices() {
-        let Some(_turn) = crate::support::turn::<B>(2) else { return };
-        let comms = communicator();
-        let stream = own_stream(comms.rank(0));
-        let good = device_memory(0);
-        let broadcast = |at: *mut c_void, bytes: usize| {
-            // SAFETY: refused before anything is touched.
-            unsafe { crosscclBroadcast(at, at, bytes, number(crosscclUint8 as c_int), 1, comms.rank(0), stream) }
-        };
-        let refused = |result, part: &str| {
-            assert_eq!(result, crosscclInvalidArgument);
-            let text = last();
-            assert!(
-                text.starts_with("crosscclBroadcast: recvbuff of rank 0: expected") && text.contains(part),
-                "{text}"
-            );
-        };
-        let mut host = [0u8; SLICE];
-        refused(broadcast(host.as_mut_ptr().cast(), SLICE), "memory of device 0, got 0x");
-        refused(broadcast(good, BYTES << 40), "bytes within one allocation");
-        if B::device_count().expect("devices") > 1 {
-            let other = device_memory(1);
-            refused(broadcast(other, BYTES), "memory of device 0, got memory of device 1");
-            // SAFETY: nothing uses it.
-            unsafe { B::free(&crate::support::device::<B>(1), MemoryKind::Device, other.addr() as u64, BYTES) };
-        }
-        // SAFETY: nothing uses it.
-        unsafe { B::free(&crate::support::device::<B>(0), MemoryKind::Device, good.addr() as u64, BYTES) };
-        drop(comms);
-    }
+on_devices! {
+    #[cfg(feature = "cuda")]
+    cuda: crossccl::Cuda, crossccl::CudaStream, crosscclBackendCuda;
+    #[cfg(feature = "rocm")]
+    hip: crossccl::Hip, crossccl::HipStream, crosscclBackendRocm;
 }
