@@ -142,7 +142,9 @@ typedef struct {
 
 // A stream of the rank's device: a cudaStream_t, CUstream or hipStream_t. NULL is the device's default stream, and on the
 // CPU, which has none, the rank's own; there no other exists. It must live until the rank was given another one, or is
-// destroyed.
+// destroyed. A call on a stream that is being captured becomes part of that graph: its replays keep one order with other
+// calls on all ranks, are over before the communicator is reset or destroyed, and crosscclCommGetAsyncError, not
+// crosscclCommSynchronize, tells whether one failed.
 typedef void *crosscclStream_t;
 
 #ifdef __cplusplus

@@ -80,6 +80,67 @@ fn streams_by_handle() {
     drop(comms);
 }
 
+/// An engine captures its own streams, and replays its own graphs.
+#[test]
+fn calls_on_streams_that_are_captured() {
+    let Some(_turn) = crate::support::turn::<B>(2) else { return };
+    let comms = communicator();
+    let device = crate::support::device::<B>;
+    let streams = [0, 1].map(|rank| B::create_stream(&device(rank)).expect("stream"));
+    let memory = [0, 1].map(device_memory);
+    let fill = |value: u8| {
+        for (rank, stream) in streams.iter().enumerate() {
+            // SAFETY: device memory of that size.
+            unsafe { B::fill(stream, memory[rank].addr() as u64, value + rank as u8, BYTES) }.expect("fill");
+        }
+    };
+    let first_bytes = || {
+        [0, 1].map(|rank| {
+            let mut host = [0u8; BYTES];
+            // SAFETY: as above, waited for.
+            unsafe { B::copy(&streams[rank], host.as_mut_ptr() as u64, memory[rank].addr() as u64, BYTES) }.expect("copy");
+            assert!(B::wait(&B::record(&streams[rank]).expect("event"), None).expect("wait"));
+            assert_eq!(host, [host[0]; BYTES]);
+            host[0]
+        })
+    };
+    fill(1);
+    assert_eq!(first_bytes(), [1, 2]);
+    let graphs = [0, 1].map(|rank| {
+        let (at, handle) = (memory[rank], ptr::without_provenance_mut(streams[rank].handle() as usize));
+        B::begin_capture(&streams[rank]).expect("capture");
+        // SAFETY: the memory outlives the graph.
+        ok(unsafe { crosscclBroadcast(at, at, BYTES, number(crosscclUint8 as c_int), 1, comms.rank(rank), handle) });
+        B::end_capture(&streams[rank]).expect("capture")
+    });
+    // Nothing has run, and nothing is waited for.
+    (0..2).for_each(|rank| ok(synchronize(comms.rank(rank))));
+    assert_eq!(first_bytes(), [1, 2]);
+    for value in [10, 20] {
+        fill(value);
+        for (stream, graph) in streams.iter().zip(&graphs) {
+            // SAFETY: as above; the communicator is there.
+            unsafe { B::launch_graph(stream, graph) }.expect("replay");
+        }
+        assert_eq!(first_bytes(), [value + 1; 2]);
+        assert_eq!(async_error(comms.rank(0)), crosscclSuccess);
+    }
+    // A rank of which no replay comes is found missing, as in any call.
+    // SAFETY: as above.
+    unsafe { B::launch_graph(&streams[0], &graphs[0]) }.expect("replay");
+    // SAFETY: any handle is fine.
+    ok(unsafe { crosscclCommAbort(comms.rank(1)) });
+    assert!(B::wait(&B::record(&streams[0]).expect("event"), None).expect("wait"));
+    assert_eq!(async_error(comms.rank(0)), crosscclAborted);
+    ok(comms.reset());
+    goes_in_order(&comms, streams.each_ref().map(|stream| ptr::without_provenance_mut(stream.handle() as usize)));
+    drop((graphs, comms));
+    for (rank, at) in memory.into_iter().enumerate() {
+        // SAFETY: nothing uses it any more.
+        unsafe { B::free(&device(rank), MemoryKind::Device, at.addr() as u64, BYTES) };
+    }
+}
+
 /// Of the host where the device's is needed, of another device, too little of it: refused, by name.
 #[test]
 fn memory_that_is_not_the_devices() {
