@@ -418,6 +418,26 @@ impl<B: Backend> Communicator<B> {
         AbortHandle::new(self.shared.clone())
     }
 
+    /// Why the communicator refuses work, without waiting for what is in flight: for who orders by streams, and seldom
+    /// calls [`Launched::wait`]. `None` while no failure has shown on any rank.
+    ///
+    /// ```
+    /// use crossccl::{Communicator, Cpu, Error};
+    ///
+    /// # fn main() -> crossccl::Result<()> {
+    /// let comm = Communicator::<Cpu>::builder(0..2).build()?;
+    /// assert_eq!(comm.failure(), None);
+    /// comm.abort();
+    /// assert_eq!(comm.failure(), Some(Error::Aborted));
+    /// comm.reset()?;
+    /// assert_eq!(comm.failure(), None);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn failure(&self) -> Option<Error> {
+        self.shared.failure()
+    }
+
     /// Makes the communicator usable again after a failure: waits for what is still running, then
     /// raises the launch epochs of all ranks to a common value and forgets the failure.
     ///
@@ -776,6 +796,12 @@ impl<B: Backend> Shared<B> {
             return Err(Error::poisoned(cause));
         }
         Ok(())
+    }
+
+    /// Why work is refused.
+    pub(crate) fn failure(&self) -> Option<Error> {
+        self.notice_failures();
+        lock(&self.poison).clone()
     }
 
     /// A failure that nobody has waited for stands in a status record.

@@ -24,7 +24,8 @@
 //! # Features
 //!
 //! `cpu` (default) brings the backend [`Cpu`]; `cuda` brings `Cuda` (kernels by nvcc, the driver loaded at run
-//! time); `rocm` brings `Hip` (kernels by clang, the HIP runtime loaded at run time). They only add.
+//! time); `rocm` brings `Hip` (kernels by clang, the HIP runtime loaded at run time); `capi` brings the C interface. They
+//! only add.
 
 #![deny(unsafe_code)]
 // Nothing panics on a driver's answer or a caller's input.
@@ -50,6 +51,8 @@ mod abi;
 mod any;
 mod backend;
 mod buffer;
+#[cfg(feature = "capi")]
+pub mod capi;
 mod collective;
 mod communicator;
 mod dtype;

@@ -54,8 +54,8 @@ impl<B: Backend> RankComm<B> {
         RankComm { shared, rank, _one_thread: PhantomData }
     }
 
-    #[cfg(all(test, feature = "cpu"))]
-    pub(crate) fn shared(&self) -> &Shared<B> {
+    #[cfg(any(feature = "capi", all(test, feature = "cpu")))]
+    pub(crate) fn shared(&self) -> &Arc<Shared<B>> {
         &self.shared
     }
 
@@ -243,6 +243,11 @@ impl<B: Backend> RankComm<B> {
     /// A handle that can abort from another thread.
     pub fn abort_handle(&self) -> AbortHandle<B> {
         AbortHandle::new(self.shared.clone())
+    }
+
+    /// As [`Communicator::failure`](crate::Communicator::failure).
+    pub fn failure(&self) -> Option<Error> {
+        self.shared.failure()
     }
 
     /// Makes the communicator usable again after a failure. Every rank's handle must call it; it

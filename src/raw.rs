@@ -21,6 +21,23 @@ use crate::{
 ///
 /// Aligned to the element; null is fine where there is nothing to read or write: `send` of a
 /// broadcast's non-roots, and everything for a count of 0.
+///
+/// # What an engine brings
+///
+/// | | |
+/// | --- | --- |
+/// | devices | by ordinal, or opened already ([`Builder::devices`](crate::Builder::devices)); a rank keeps its device. Each is used in the context that frameworks share, and a thread's current one is as it was after every call |
+/// | streams | with each call: any of the rank's device, default streams included, by the backend's `from_raw`. A call enqueues on the thread that makes it and waits for nothing; what follows in the stream comes after it. Where a rank changes its stream, the new one waits for the last launch on the old one |
+/// | memory | by address, from any allocator, at any place in an allocation. The backend is asked whose it is, where it can tell |
+/// | signal buffers | optional: [`Builder::signal_buffers`](crate::Builder::signal_buffers), or [`Builder::signal_addresses`](crate::Builder::signal_addresses) for memory of the engine's. [`signal_buffer_bytes`](crate::signal_buffer_bytes) says how large |
+///
+/// # Registration
+///
+/// There is none. All ranks are of one process: building a communicator lets every device reach every other one's
+/// memory, what is allocated before or after it, and addresses travel with each launch. Memory of a pool is not
+/// reachable by that alone: its pool is asked to let the peers in when a call first brings such an address, and where that is
+/// refused the call is, with [`Error::NotPeerAccessible`]. Memory that a framework maps itself, page by page, must be
+/// mapped for the peers as well; that is not checked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RawRank {
     /// The rank's input.

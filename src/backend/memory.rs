@@ -7,7 +7,7 @@ use std::sync::{
 
 use super::{Backend, Fault, MemoryKind};
 
-/// Memory of one device, given back when the last owner goes.
+/// Memory of one device, given back when the last owner goes, unless it is the caller's.
 #[derive(Debug)]
 pub(crate) struct Allocation<B: Backend> {
     device: B::Device,
@@ -21,14 +21,26 @@ pub(crate) struct Allocation<B: Backend> {
     writers: AtomicUsize,
     /// Set while a failed collective may still touch it: until `reset`.
     borrowed: AtomicBool,
-    /// Never give it back: a kernel that cannot be stopped may use it.
+    /// Never give it back: a kernel that cannot be stopped may use it, or it is not ours.
     leaked: AtomicBool,
 }
 
 impl<B: Backend> Allocation<B> {
     pub(crate) fn new(device: &B::Device, kind: MemoryKind, bytes: usize) -> Result<Arc<Self>, Fault> {
         let address = if bytes == 0 { 0 } else { B::allocate(device, kind, bytes)? };
-        Ok(Arc::new(Allocation {
+        Ok(Arc::new(Self::at(device, kind, address, bytes, false)))
+    }
+
+    /// Memory of the caller's, which is never given back.
+    ///
+    /// # Safety
+    /// It is memory of that device, kind and size, and stays so while this lives; nobody else uses it.
+    pub(crate) unsafe fn of_caller(device: &B::Device, kind: MemoryKind, address: u64, bytes: usize) -> Arc<Self> {
+        Arc::new(Self::at(device, kind, address, bytes, true))
+    }
+
+    fn at(device: &B::Device, kind: MemoryKind, address: u64, bytes: usize, leaked: bool) -> Self {
+        Allocation {
             device: device.clone(),
             kind,
             address,
@@ -36,8 +48,8 @@ impl<B: Backend> Allocation<B> {
             flights: AtomicUsize::new(0),
             writers: AtomicUsize::new(0),
             borrowed: AtomicBool::new(false),
-            leaked: AtomicBool::new(false),
-        }))
+            leaked: AtomicBool::new(leaked),
+        }
     }
 
     pub(crate) fn address(&self) -> u64 {

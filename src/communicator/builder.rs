@@ -7,8 +7,8 @@ use std::{
 
 use super::{Communicator, RankShared, RankState, Shared};
 use crate::{
-    abi::{MAX_BLOCKS, MAX_RANKS, VECTOR, control},
-    backend::{Backend, Fault, Link, MemoryKind, memory::Allocation},
+    abi::{LINE, MAX_BLOCKS, MAX_RANKS, VECTOR, control},
+    backend::{Backend, Fault, Link, MemoryKind, Unfit, memory::Allocation},
     buffer::Buffer,
     collective::{Agreement, invalid},
     error::{Error, Result},
@@ -29,6 +29,8 @@ pub struct Builder<B: Backend> {
     devices: Vec<B::Device>,
     streams: Vec<B::Stream>,
     signal_buffers: Vec<Buffer<B, u8>>,
+    /// Addresses and bytes of the caller's, who promised what `signal_addresses` asks.
+    signal_addresses: Vec<(u64, usize)>,
     virtual_ranks: bool,
     limit: Option<Duration>,
     max_blocks: u32,
@@ -47,6 +49,7 @@ impl<B: Backend> Builder<B> {
             devices: Vec::new(),
             streams: Vec::new(),
             signal_buffers: Vec::new(),
+            signal_addresses: Vec::new(),
             virtual_ranks: false,
             limit: Some(Duration::from_secs(30)),
             max_blocks: MAX_BLOCKS,
@@ -76,6 +79,20 @@ impl<B: Backend> Builder<B> {
     /// [`Buffer::coherent`]. Default: new ones. They are zeroed.
     pub fn signal_buffers(mut self, buffers: impl IntoIterator<Item = Buffer<B, u8>>) -> Self {
         self.signal_buffers = buffers.into_iter().collect();
+        self
+    }
+
+    /// The same by address, for an engine that allocates them itself: address and bytes, one a rank, aligned to 128. They are
+    /// zeroed; nothing of them has to be registered.
+    ///
+    /// # Safety
+    /// Each is memory of its rank's device that the peers' devices can read and write, coherent while kernels run (where
+    /// [`Properties::coherent`](crate::Properties::coherent) is false: fine-grained or uncached). Until the communicator and
+    /// everything that was made of it is dropped, it stays so, and nobody else uses it: after a stream that did not come to
+    /// rest by then, for good.
+    #[allow(unsafe_code)]
+    pub unsafe fn signal_addresses(mut self, addresses: impl IntoIterator<Item = (u64, usize)>) -> Self {
+        self.signal_addresses = addresses.into_iter().collect();
         self
     }
 
@@ -195,6 +212,7 @@ impl<B: Backend> Builder<B> {
                 None => B::create_stream(device).map_err(error)?,
             };
             let signal = match self.signal_buffers.get(rank) {
+                None if !self.signal_addresses.is_empty() => self.signal_of_caller(rank, device),
                 Some(buffer) if !properties.coherent && buffer.memory().kind() != MemoryKind::Signal => {
                     return Err(Error::SignalMemoryNotCoherent {
                         backend: B::NAME,
@@ -283,7 +301,14 @@ impl<B: Backend> Builder<B> {
         if self.payload_bytes > 1 << 40 {
             return Err(invalid(OPERATION, None, "payload_bytes", "at most 1 TiB", self.payload_bytes));
         }
-        let given = [("streams", self.streams.len()), ("signal_buffers", self.signal_buffers.len())];
+        if !self.signal_buffers.is_empty() && !self.signal_addresses.is_empty() {
+            return Err(invalid(OPERATION, None, "signal_addresses", "none, there being signal_buffers", "both"));
+        }
+        let given = [
+            ("streams", self.streams.len()),
+            ("signal_buffers", self.signal_buffers.len()),
+            ("signal_addresses", self.signal_addresses.len()),
+        ];
         for (argument, n) in given {
             if n != 0 && n != ranks {
                 return Err(invalid(OPERATION, None, argument, format!("one for each of the {ranks} ranks"), n));
@@ -330,6 +355,14 @@ impl<B: Backend> Builder<B> {
         Ok(devices)
     }
 
+    /// The signal buffer that the caller gave the address of.
+    #[allow(unsafe_code)]
+    fn signal_of_caller(&self, rank: usize, device: &B::Device) -> Arc<Allocation<B>> {
+        let (address, bytes) = self.signal_addresses[rank];
+        // SAFETY: the promise of who called `signal_addresses`; the number of them was checked, and each of them.
+        unsafe { Allocation::of_caller(device, MemoryKind::Signal, address, bytes) }
+    }
+
     fn check_own_objects(&self, devices: &[B::Device], needed: usize) -> Result<()> {
         for (rank, device) in devices.iter().enumerate() {
             let expected = format!("one on the rank's device {}", B::ordinal(device));
@@ -339,6 +372,9 @@ impl<B: Backend> Builder<B> {
             };
             if let Some(got) = self.streams.get(rank).and_then(&elsewhere) {
                 return Err(invalid(OPERATION, Some(rank), "stream", expected, got));
+            }
+            if let Some((address, bytes)) = self.signal_addresses.get(rank) {
+                check_signal_address::<B>(devices, rank, *address, *bytes, needed)?;
             }
             let Some(buffer) = self.signal_buffers.get(rank) else { continue };
             if buffer.memory().is_in_flight() || buffer.memory().is_borrowed() {
@@ -365,6 +401,35 @@ impl<B: Backend> Builder<B> {
         }
         raw::check_streams::<B>(OPERATION, &self.streams, |rank, fault| driver_error::<B>(&devices[rank], rank, fault))
     }
+}
+
+/// What can be seen of a signal buffer of the caller's.
+fn check_signal_address<B: Backend>(
+    devices: &[B::Device],
+    rank: usize,
+    address: u64,
+    bytes: usize,
+    needed: usize,
+) -> Result<()> {
+    let wrong = |expected: String, got: String| Err(invalid(OPERATION, Some(rank), "signal buffer", expected, got));
+    if address == 0 || !address.is_multiple_of(LINE) {
+        return wrong(format!("an address aligned to {LINE} bytes"), format!("{address:#x}"));
+    }
+    if bytes < needed {
+        return wrong(format!("at least {needed} bytes (see signal_buffer_bytes)"), format!("{bytes} bytes"));
+    }
+    let peers: Vec<&B::Device> = devices.iter().collect();
+    B::check_memory(&devices[rank], &peers, address, bytes).or_else(|unfit| match unfit {
+        Unfit::Wrong { expected, got } => wrong(expected, got),
+        Unfit::Unknown(fault) => Err(driver_error::<B>(&devices[rank], rank, fault)),
+        Unfit::Unreachable { peer, reason } => Err(Error::NotPeerAccessible {
+            operation: OPERATION,
+            rank: Rank::from_index(rank),
+            argument: "signal buffer",
+            peer: Rank::from_index(peer),
+            reason,
+        }),
+    })
 }
 
 fn driver_error<B: Backend>(device: &B::Device, rank: usize, fault: Fault) -> Error {

@@ -165,6 +165,51 @@ fn streams_signal_buffers_and_devices_of_ones_own() {
     assert_eq!(short.to_string(), expected);
 }
 
+/// An engine's own memory as signal buffers, by address: nothing is registered, and it is the engine's again afterwards.
+#[rstest]
+fn signal_buffers_by_address() {
+    needs_device!();
+    let devices: Vec<_> = (0..2).map(crate::support::device::<B>).collect();
+    let streams: Vec<_> = devices.iter().map(|d| B::create_stream(d).expect("stream")).collect();
+    let bytes = signal_buffer_bytes(2, 4, 1 << 16);
+    let mut memory: Vec<_> = streams.iter().map(|s| Buffer::<B, u8>::coherent(s, bytes).expect("buffer")).collect();
+    let addresses = [0, 1].map(|rank| (memory[rank].address(), bytes));
+    let builder = || {
+        let builder = Communicator::<B>::builder([]).devices(devices.clone()).virtual_ranks(devices[0] == devices[1]);
+        builder.max_blocks(4).payload_bytes(1 << 16)
+    };
+    for round in 0..2 {
+        // What an engine had there before.
+        memory.iter_mut().for_each(|one| one.fill_bytes(0xff).expect("fill"));
+        // SAFETY: `memory` outlives the communicator, and is left alone while that lives.
+        let comm = unsafe { builder().signal_addresses(addresses) }.build().expect("communicator");
+        let mut data: Vec<_> = (0..2).map(|r| comm.buffer_from(r, &[r as u8; 200_000]).expect("buffer")).collect();
+        let what = Broadcast::from_root(round).algorithm(Algorithm::TwoStageStaged);
+        comm.broadcast_in_place(&mut data, what).expect("launch").wait().expect("outcome");
+        assert!(data.iter().all(|one| one.to_vec().expect("read") == [round as u8; 200_000]));
+        drop(data);
+    }
+    // It was used, and not given back: with its owner it is, once.
+    assert!(memory[0].to_vec().expect("read").iter().any(|byte| !matches!(byte, 0 | 0xff)));
+    drop(memory);
+
+    let refused = |addresses: Vec<(u64, usize)>, text: &str| {
+        // SAFETY: refused before anything is touched.
+        let error = unsafe { builder().signal_addresses(addresses) }.build().expect_err("wrong addresses");
+        assert_eq!(error.to_string(), text);
+    };
+    let [good, _] = addresses;
+    refused(vec![good], "communicator: signal_addresses: expected one for each of the 2 ranks, got 1");
+    refused(vec![(0, bytes); 2], "communicator: signal buffer of rank 0: expected an address aligned to 128 bytes, got 0x0");
+    refused(vec![(0x1040, bytes); 2], "communicator: signal buffer of rank 0: expected an address aligned to 128 bytes, got 0x1040");
+    let text = format!("communicator: signal buffer of rank 0: expected at least {bytes} bytes (see signal_buffer_bytes), got 1 bytes");
+    refused(vec![(good.0, 1); 2], &text);
+    let both = builder().signal_buffers(streams.iter().map(|s| Buffer::<B, u8>::coherent(s, bytes).expect("buffer")));
+    // SAFETY: as above.
+    let error = unsafe { both.signal_addresses(addresses) }.build().expect_err("both");
+    assert_eq!(error.to_string(), "communicator: signal_addresses: expected none, there being signal_buffers, got both");
+}
+
 /// Case C9: the same device twice is a mistake unless it was asked for.
 #[rstest]
 fn c9_ranks_may_share_a_device_if_asked_for() {

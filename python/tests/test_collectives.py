@@ -1,0 +1,184 @@
+"""Against NumPy, bit for bit: sums go in the order of the ranks."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import crossccl
+from crossccl import _memory
+
+REDUCED = ["int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16"]
+RANKS = [1, 2, 3, 5]
+
+
+def communicator(ranks, **options):
+    return crossccl.Communicator(ranks, backend="cpu", **{"timeout": 20.0, **options})
+
+
+def dtype_of(name):
+    return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)
+
+
+def random(rng, dtype, shape):
+    """Of every size, so that an order other than the ranks' would show."""
+    if dtype.kind in "iu":
+        return rng.integers(0, 100, shape).astype(dtype)
+    return (rng.standard_normal(shape) * 10.0 ** rng.integers(-2, 3, shape)).astype(dtype)
+
+
+def expected(inputs, op):
+    """As README's numbers say: 16-bit floats accumulate in 32 bits and round once; averages of integers truncate."""
+    dtype = inputs[0].dtype
+    wide = dtype if dtype.kind in "iu" or dtype.itemsize >= 4 else np.dtype(np.float32)
+    if op == "avg" and dtype.kind in "iu":
+        wide = np.dtype(np.int64) if dtype.itemsize <= 4 else dtype
+    total = inputs[0].astype(wide)
+    for one in inputs[1:]:
+        one = one.astype(wide)
+        function = {"sum": np.add, "avg": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}[op]
+        total = function(total, one)
+    if op == "avg":
+        count = wide.type(len(inputs))
+        # Nothing here is negative, so that dividing down is truncating.
+        total = total // count if wide.kind in "iu" else total / count
+    return total.astype(dtype)
+
+
+@pytest.mark.parametrize("op", ["sum", "prod", "max", "min", "avg"])
+@pytest.mark.parametrize("name", REDUCED)
+@pytest.mark.parametrize("ranks", RANKS)
+@np.errstate(over="ignore")
+def test_reduce_scatter(ranks, name, op):
+    rng = np.random.default_rng(ranks)
+    with communicator(ranks) as comm:
+        for part in (1, 7, 1000):
+            inputs = [random(rng, dtype_of(name), (ranks * part, 3)) for _ in range(ranks)]
+            before = [one.copy() for one in inputs]
+            outputs = comm.reduce_scatter(inputs, op=op)
+            assert [one.shape for one in outputs] == [(part, 3)] * ranks
+            assert np.concatenate(outputs).tobytes() == expected(before, op).tobytes()
+            assert all(one.tobytes() == old.tobytes() for one, old in zip(inputs, before))
+
+
+@pytest.mark.parametrize("name", [*REDUCED, "bool", "int16", "complex128", "S5", "datetime64[ns]"])
+@pytest.mark.parametrize("ranks", RANKS)
+def test_broadcast(ranks, name):
+    rng = np.random.default_rng(ranks)
+    with communicator(ranks) as comm:
+        for root in range(ranks):
+            arrays = [np.frombuffer(rng.bytes(dtype_of(name).itemsize * 501), dtype_of(name)).copy() for _ in range(ranks)]
+            if name == "bool":
+                arrays = [rng.integers(0, 2, 501).astype(bool) for _ in range(ranks)]
+            sent = arrays[root].tobytes()
+            # The root's is only read.
+            arrays[root].flags.writeable = False
+            comm.broadcast(arrays, root)
+            assert all(one.tobytes() == sent for one in arrays)
+
+
+def test_given_outputs_and_in_place():
+    with communicator(3) as comm:
+        inputs = [np.arange(12, dtype=np.int32) + rank for rank in range(3)]
+        outputs = [np.full(6, -1, np.int32) for _ in range(3)]
+        results = comm.reduce_scatter(inputs, [one[1:5] for one in outputs])
+        total = sum(inputs)
+        assert [one.tolist() for one in outputs] == [[-1, *total[4 * r : 4 * r + 4], -1] for r in range(3)]
+        assert all(result.base is output for result, output in zip(results, outputs))
+        comm.reduce_scatter(inputs, [one[4 * rank : 4 * rank + 4] for rank, one in enumerate(inputs)])
+        assert np.concatenate([one[4 * r : 4 * r + 4] for r, one in enumerate(inputs)]).tolist() == total.tolist()
+        # Counts that the first axis does not divide by come flat.
+        assert [one.shape for one in comm.reduce_scatter([np.ones((2, 3))] * 3)] == [(2,)] * 3
+        assert [one.shape for one in comm.reduce_scatter([np.ones((0, 3))] * 3)] == [(0,)] * 3
+
+
+class Tensor:
+    """What has DLPack and nothing else, as a tensor of another framework."""
+
+    def __init__(self, array, device=None):
+        self.array, self.device = array, device
+
+    def __dlpack_device__(self):
+        return self.device or self.array.__dlpack_device__()
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__(**options)
+
+
+class Shifted(Tensor):
+    """Some frameworks lend a whole allocation, and say where in it the tensor begins."""
+
+    def __dlpack__(self, **options):
+        capsule = super().__dlpack__(**options)
+        tensor = _memory._DLTensor.from_address(_memory._pointer(capsule, b"dltensor"))
+        tensor.data -= 16
+        tensor.byte_offset = 16
+        return capsule
+
+
+def test_dlpack():
+    with communicator(2) as comm:
+        arrays = [np.arange(10.0), np.zeros(12)[2:]]
+        comm.broadcast([Tensor(one) for one in arrays])
+        assert arrays[1].tolist() == list(range(10))
+        outputs = [np.zeros(5), np.zeros(5)]
+        comm.reduce_scatter([Tensor(one) for one in arrays], [Tensor(one) for one in outputs], "max")
+        assert np.concatenate(outputs).tolist() == list(range(10))
+        comm.broadcast([Tensor(np.ones(10)), Shifted(arrays[1])])
+        assert arrays[1].tolist() == [1] * 10
+        # One with a stride where there is one element only is contiguous all the same.
+        comm.broadcast([Tensor(np.zeros((4, 8))[:1]), Tensor(np.zeros((1, 8)))])
+
+
+@pytest.mark.parametrize(
+    "given, text",
+    [
+        (Tensor(np.zeros(3), (2, 1)), "expected memory of cpu device 1 (DLPack type 1), got DLPack type 2, device 1"),
+        (Tensor(np.zeros((3, 4)).T), "expected a contiguous tensor, got strides (1, 4) of shape (4, 3)"),
+        (np.zeros((3, 4)).T, "expected a contiguous array (see numpy.ascontiguousarray), got strides (8, 32)"),
+        (np.zeros(3, ">f8"), "expected elements of this machine's byte order, got dtype >f8"),
+        (np.zeros(3, object), "expected elements that are numbers, got dtype object"),
+        ([1.0, 2.0], "expected a NumPy array, or an object with __dlpack__, got list"),
+        (np.zeros(4), "expected 3 elements of float64, as rank 0, got 4 of float64"),
+        (np.zeros(3, np.float32), "expected 3 elements of float64, as rank 0, got 3 of float32"),
+        (np.broadcast_to(np.float64(0), (1,)), "expected an array that can be written, got a read-only one"),
+    ],
+)
+def test_arrays_that_are_refused(given, text):
+    with communicator(2) as comm:
+        with pytest.raises(crossccl.InvalidArgument) as refused:
+            comm.broadcast([np.ones(3), given])
+        assert str(refused.value) == f"broadcast: array of rank 1: {text}"
+        assert isinstance(refused.value, ValueError) and refused.value.code == 4
+        # Nothing was launched, and no group is left open.
+        arrays = [np.zeros(3), np.ones(3)]
+        comm.broadcast(arrays, root=1)
+        assert arrays[0].tolist() == [1, 1, 1]
+
+
+def test_calls_that_are_refused():
+    def refused(text, call, *arguments, **options):
+        with pytest.raises(crossccl.InvalidArgument) as error:
+            call(*arguments, **options)
+        assert str(error.value) == text
+
+    ones = [np.ones(4), np.ones(4)]
+    with communicator(2) as comm:
+        refused("broadcast: arrays: expected one for each of the 2 ranks, got 1", comm.broadcast, ones[:1])
+        refused("crosscclBroadcast: root of rank 0: expected a rank from 0 to 1, got 2", comm.broadcast, ones, 2)
+        refused("reduce_scatter: op: expected one of sum, prod, max, min, avg, got 'mean'", comm.reduce_scatter, ones, op="mean")
+        text = "reduce_scatter: input of rank 1: expected a multiple of the 2 ranks as its count, got 3"
+        refused(text, comm.reduce_scatter, [np.ones(4), np.ones(3)])
+        text = "reduce_scatter: output of rank 0: expected 2 elements of float64, got 3 of float64"
+        refused(text, comm.reduce_scatter, ones, [np.ones(3), np.ones(3)])
+        text = f"reduce_scatter: input of rank 0: expected a dtype of {', '.join(REDUCED)}, got int16"
+        refused(text, comm.reduce_scatter, [np.ones(4, np.int16)] * 2)
+        refused("reduce_scatter: outputs: expected one for each of the 2 ranks, got 0", comm.reduce_scatter, ones, [])
+        text = "crosscclBroadcast: stream of rank 1: expected NULL, or what crosscclCommStream wrote for the rank, got 0x40"
+        refused(text, comm.broadcast, ones, streams=[None, 64])
+        # All of it, and nothing was launched.
+        assert comm.failure() is None
+        assert [one.tolist() for one in comm.reduce_scatter(ones)] == [[2, 2], [2, 2]]
+    refused("Communicator: backend: expected one of auto, cpu, cuda, rocm, got 'gpu'", crossccl.Communicator, 2, backend="gpu")
+    refused("crosscclCommInitAllConfig: ndev: expected 1 to 64, got 0", crossccl.Communicator, 0, backend="cpu")
+    with pytest.raises(crossccl.NoDevice, match="--features rocm"):
+        crossccl.Communicator(2, backend="rocm")

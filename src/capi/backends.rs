@@ -1,0 +1,278 @@
+//! From the backend that a configuration names to handles that no longer show it.
+
+use std::{sync::Arc, time::Duration};
+
+use smallvec::smallvec;
+
+use super::{
+    config::Options,
+    crosscclBackend_t,
+    handle::{Handle, Seat, Watch},
+    outcome::Result,
+};
+use crate::{
+    any::BackendKind,
+    backend::Backend,
+    collective::{Broadcast, Prepared, ReduceScatter, invalid},
+    communicator::{Communicator, Launched, Shared},
+    dtype::DType,
+    error::Error,
+    op::ReduceOp,
+    rank_comm::RankComm,
+    raw::{self, RawRank},
+};
+
+/// What C sees of a backend: its number, and streams by handle.
+trait Streams: Backend {
+    const NUMBER: crosscclBackend_t;
+    /// The stream that a caller's handle means for a rank whose own is `own`; `None` where it cannot be one.
+    ///
+    /// # Safety
+    /// A handle that is not 0 is a stream of that device, and stays one while clones of this exist.
+    unsafe fn stream(own: &Self::Stream, handle: usize) -> Option<Self::Stream>;
+    /// The handle that means a rank's own stream.
+    fn handle(own: &Self::Stream) -> usize;
+    /// Whether another thread means another stream by the same handle.
+    fn is_of_thread(handle: usize) -> bool;
+}
+
+#[cfg(feature = "cpu")]
+impl Streams for crate::Cpu {
+    const NUMBER: crosscclBackend_t = crosscclBackend_t::crosscclBackendCpu;
+
+    unsafe fn stream(own: &Self::Stream, handle: usize) -> Option<Self::Stream> {
+        (handle == 0 || handle == Self::handle(own)).then(|| own.clone())
+    }
+
+    fn handle(own: &Self::Stream) -> usize {
+        // Only compared. It stands in the communicator, which does not move it.
+        std::ptr::from_ref(own).addr()
+    }
+
+    fn is_of_thread(_handle: usize) -> bool {
+        false
+    }
+}
+
+/// The same for the backends whose streams have handles of their driver's.
+#[cfg(any(feature = "cuda", feature = "rocm"))]
+macro_rules! streams_of_a_driver {
+    ($backend:ty, $number:ident, $stream:ty) => {
+        impl Streams for $backend {
+            const NUMBER: crosscclBackend_t = crosscclBackend_t::$number;
+
+            unsafe fn stream(own: &Self::Stream, handle: usize) -> Option<Self::Stream> {
+                // SAFETY: the caller's promise.
+                Some(unsafe { <$stream>::from_raw(&Self::device_of(own), handle as u64) })
+            }
+
+            fn handle(own: &Self::Stream) -> usize {
+                own.handle() as usize
+            }
+
+            fn is_of_thread(handle: usize) -> bool {
+                // As `from_raw` says.
+                handle == 2
+            }
+        }
+    };
+}
+#[cfg(feature = "cuda")]
+streams_of_a_driver!(crate::Cuda, crosscclBackendCuda, crate::CudaStream);
+#[cfg(feature = "rocm")]
+streams_of_a_driver!(crate::Hip, crosscclBackendRocm, crate::HipStream);
+
+// Without any backend there is nothing to give them to.
+#[cfg_attr(not(any(feature = "cpu", feature = "cuda", feature = "rocm")), allow(unused_variables))]
+pub(super) fn build(devices: &[usize], options: &Options) -> Result<Vec<Handle>> {
+    let kind = match options.backend {
+        Some(kind) => kind,
+        None => automatic()?,
+    };
+    kind.check()?;
+    match kind {
+        #[cfg(feature = "cpu")]
+        BackendKind::Cpu => build_on::<crate::Cpu>(devices, options),
+        #[cfg(feature = "cuda")]
+        BackendKind::Cuda => build_on::<crate::Cuda>(devices, options),
+        #[cfg(feature = "rocm")]
+        BackendKind::Rocm => build_on::<crate::Hip>(devices, options),
+        #[cfg(not(all(feature = "cpu", feature = "cuda", feature = "rocm")))]
+        other => Err(Error::NotCompiled { feature: other.name() }.into()),
+    }
+}
+
+/// Kernels of the CPU would touch addresses of a GPU, which ends the process: so the CPU is chosen by a library alone that
+/// knows nothing else.
+fn automatic() -> Result<BackendKind> {
+    let compiled = || [BackendKind::Cuda, BackendKind::Rocm].into_iter().filter(|kind| kind.is_compiled());
+    if let Some(kind) = compiled().find(|kind| kind.check().is_ok()) {
+        return Ok(kind);
+    }
+    // The first one says what is missing.
+    Ok(compiled().next().unwrap_or(BackendKind::Cpu))
+}
+
+#[cfg_attr(not(any(feature = "cpu", feature = "cuda", feature = "rocm")), allow(dead_code))]
+fn build_on<B: Streams>(devices: &[usize], options: &Options) -> Result<Vec<Handle>> {
+    let mut builder = Communicator::<B>::builder(devices.iter().copied())
+        .agreement(options.agreement)
+        .virtual_ranks(options.virtual_ranks);
+    if let Some(limit) = options.timeout {
+        builder = builder.timeout(limit);
+    }
+    if let Some(blocks) = options.max_blocks {
+        builder = builder.max_blocks(blocks);
+    }
+    if let Some(bytes) = options.payload_bytes {
+        builder = builder.payload_bytes(bytes);
+    }
+    Ok(builder.build()?.into_ranks().into_iter().map(handle_of).collect())
+}
+
+fn handle_of<B: Streams>(comm: RankComm<B>) -> Handle {
+    let place = (comm.rank().index(), comm.ranks());
+    let (device, stream) = (B::ordinal(&B::device_of(comm.stream())), B::handle(comm.stream()));
+    let watch = Box::new(comm.shared().clone());
+    Handle::new(
+        place,
+        (B::NUMBER, device),
+        stream,
+        watch,
+        Box::new(Seated { comm, stream: None, last: None, told: true }),
+    )
+}
+
+impl<B: Backend> Watch for Arc<Shared<B>> {
+    fn abort(&self, cause: Error) {
+        Shared::abort(self, cause);
+    }
+
+    fn failure(&self) -> Option<Error> {
+        Shared::failure(self)
+    }
+
+    fn identity(&self) -> usize {
+        Arc::as_ptr(self).addr()
+    }
+}
+
+/// A rank of a backend.
+struct Seated<B: Streams> {
+    comm: RankComm<B>,
+    /// The caller's stream of the last call, with its handle.
+    stream: Option<(usize, B::Stream)>,
+    /// The last launch. A rank has one in flight, and after a failure none: its outcome is that of all before it.
+    last: Option<Launched<B>>,
+    /// Whether the outcome of `last` was asked for.
+    told: bool,
+}
+
+impl<B: Streams> Seated<B> {
+    fn stream(&mut self, call: &'static str, handle: usize) -> Result<B::Stream> {
+        if let Some((last, stream)) = &self.stream
+            && *last == handle
+        {
+            return Ok(stream.clone());
+        }
+        // SAFETY: as crosscclStream_t says.
+        let Some(stream) = (unsafe { B::stream(self.comm.stream(), handle) }) else {
+            let rank = self.comm.rank().index();
+            let expected = "NULL, or what crosscclCommStream wrote for the rank";
+            return Err(invalid(call, Some(rank), "stream", expected, format!("{handle:#x}")).into());
+        };
+        if !B::is_of_thread(handle) {
+            self.stream = Some((handle, stream.clone()));
+        }
+        Ok(stream)
+    }
+
+    fn check(&mut self, prepared: Prepared, stream: usize) -> Result<Prepared> {
+        let stream = self.stream(prepared.request.name(), stream)?;
+        let shared = self.comm.shared();
+        raw::check_stream(shared, prepared.request.name(), prepared.rank, &stream)?;
+        raw::check_memory(shared, &prepared)?;
+        Ok(prepared)
+    }
+}
+
+/// The outcome of all launches up to the last. Where one before it failed, that is what the caller has not been told.
+fn told(outcome: crate::Result<()>) -> Result<()> {
+    outcome.map_err(|error| match error {
+        Error::Poisoned { cause } => (*cause).into(),
+        other => other.into(),
+    })
+}
+
+impl<B: Streams> Seat for Seated<B> {
+    fn broadcast(
+        &mut self,
+        addresses: RawRank,
+        count: u64,
+        dtype: DType,
+        root: usize,
+        stream: usize,
+    ) -> Result<Prepared> {
+        let rank = self.comm.rank().index();
+        let what = Broadcast::from_root(root);
+        let prepared = what.prepare_one_raw(self.comm.shared(), rank, addresses, count, dtype)?;
+        self.check(prepared, stream)
+    }
+
+    fn reduce_scatter(
+        &mut self,
+        addresses: RawRank,
+        count: u64,
+        dtype: DType,
+        op: ReduceOp,
+        stream: usize,
+    ) -> Result<Prepared> {
+        let rank = self.comm.rank().index();
+        let what = ReduceScatter::new(op);
+        let prepared = what.prepare_one_raw(self.comm.shared(), rank, addresses, count, dtype)?;
+        self.check(prepared, stream)
+    }
+
+    unsafe fn launch(&mut self, prepared: &Prepared, stream: usize) -> Result<()> {
+        let stream = self.stream(prepared.request.name(), stream)?;
+        let shared = self.comm.shared();
+        // SAFETY: the caller's promise.
+        let launch = unsafe { raw::enqueue(shared, prepared, &stream)? };
+        // What was captured has not run.
+        if launch.event.is_some() {
+            self.last = Some(Launched { shared: shared.clone(), launches: smallvec![launch] });
+            self.told = false;
+        }
+        Ok(())
+    }
+
+    fn wait(&mut self) -> Result<()> {
+        let Some(last) = &self.last else { return Ok(()) };
+        let outcome = last.wait();
+        self.told = true;
+        told(outcome)
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        let Some(last) = self.last.take() else { return Ok(()) };
+        let (outcome, _) = last.wait_bounded();
+        if self.told { Ok(()) } else { told(outcome) }
+    }
+
+    fn reset(&mut self, limit: Duration) -> Result<()> {
+        self.comm.reset(limit)?;
+        self.forget();
+        Ok(())
+    }
+
+    fn reset_all(&mut self) -> Result<()> {
+        let shared = self.comm.shared();
+        let _turn = shared.turn();
+        Ok(shared.reset()?)
+    }
+
+    fn forget(&mut self) {
+        self.last = None;
+        self.told = true;
+    }
+}

@@ -1,0 +1,106 @@
+//! The groups of one thread: calls that were checked, and wait for the end of the group to be launched.
+
+use std::{cell::RefCell, sync::Arc};
+
+use super::{
+    handle::Handle,
+    outcome::{Failure, Result},
+};
+use crate::{collective::Prepared, error::Error};
+
+struct Call {
+    handle: Arc<Handle>,
+    prepared: Prepared,
+    stream: usize,
+}
+
+struct Group {
+    depth: usize,
+    calls: Vec<Call>,
+    failure: Option<Failure>,
+}
+
+thread_local! {
+    static GROUP: RefCell<Group> = const { RefCell::new(Group { depth: 0, calls: Vec::new(), failure: None }) };
+}
+
+/// The thread's group. A thread that is ending has lost it, and is in none.
+fn with_group<T>(body: impl FnOnce(&mut Group) -> T) -> Option<T> {
+    GROUP.try_with(|group| body(&mut group.borrow_mut())).ok()
+}
+
+fn is_open() -> bool {
+    with_group(|group| group.depth > 0).unwrap_or(false)
+}
+
+pub(super) fn start(call: &'static str) -> Result<()> {
+    with_group(|group| group.depth += 1).ok_or_else(|| {
+        let what = "this thread is ending, and begins no group any more";
+        Error::Busy { operation: call, what: what.into() }.into()
+    })
+}
+
+/// The first failure inside a group is what the group fails with.
+pub(super) fn failed(failure: &Failure) {
+    with_group(|group| {
+        if group.depth > 0 {
+            group.failure.get_or_insert_with(|| failure.clone());
+        }
+    });
+}
+
+/// For what would wait for calls that the group has not launched yet.
+pub(super) fn refuse(call: &'static str) -> Result<()> {
+    if !is_open() {
+        return Ok(());
+    }
+    let what = "not inside a group, whose calls are launched by crosscclGroupEnd; call it afterwards";
+    Err(Error::Busy { operation: call, what: what.into() }.into())
+}
+
+/// Launches now, or with the group that this thread is in.
+///
+/// # Safety
+/// As for [`enqueue`](crate::raw::enqueue), from now on.
+pub(super) unsafe fn submit(call: &'static str, handle: Arc<Handle>, prepared: Prepared, stream: usize) -> Result<()> {
+    if is_open() {
+        with_group(|group| group.calls.push(Call { handle, prepared, stream }));
+        return Ok(());
+    }
+    // SAFETY: the caller's promise.
+    handle.with(call, |seat| unsafe { seat.launch(&prepared, stream) })
+}
+
+/// # Safety
+/// As for [`enqueue`](crate::raw::enqueue), for the calls of the group.
+pub(super) unsafe fn end(call: &'static str) -> Result<()> {
+    let ended = with_group(|group| {
+        group.depth = group.depth.checked_sub(1)?;
+        // An inner group ends with the outer one.
+        Some(if group.depth == 0 {
+            (std::mem::take(&mut group.calls), group.failure.take())
+        } else {
+            (Vec::new(), None)
+        })
+    });
+    let Some((calls, failure)) = ended.flatten() else {
+        let what = "no group of this thread was begun; call crosscclGroupStart first";
+        return Err(Error::Busy { operation: call, what: what.into() }.into());
+    };
+    if let Some(failure) = failure {
+        return Err(failure);
+    }
+    for (at, one) in calls.iter().enumerate() {
+        // SAFETY: the caller's promise.
+        let outcome = one.handle.with(call, |seat| unsafe { seat.launch(&one.prepared, one.stream) });
+        if let Err(failure) = outcome {
+            // Ranks that were launched would wait for these. A communicator of which nothing was is left alone.
+            let waits = |missing: &Call| calls[..at].iter().any(|one| one.handle.is_peer_of(&missing.handle));
+            for missing in calls[at..].iter().filter(|missing| waits(missing)) {
+                missing.handle.abort(Error::Aborted);
+            }
+            return Err(failure);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,175 @@
+//! Memory and streams of devices, through C.
+
+use crossccl::{Backend, MemoryKind};
+
+use super::{super::*, B, BACKEND, Stream};
+
+const BYTES: usize = 4 * SLICE;
+
+fn device_memory(rank: usize) -> *mut c_void {
+    let address = B::allocate(&crate::support::device::<B>(rank), MemoryKind::Device, BYTES).expect("memory");
+    ptr::without_provenance_mut(address as usize)
+}
+
+fn communicator() -> Comms {
+    let count = B::device_count().expect("devices");
+    let devices = [0, (1 % count) as c_int];
+    let config = crosscclConfig_t { backend: BACKEND as c_int, virtual_ranks: 1, ..config() };
+    let mut comms = [ptr::null_mut(); 2];
+    // SAFETY: as many as said.
+    ok(unsafe { crosscclCommInitAllConfig(comms.as_mut_ptr(), 2, devices.as_ptr(), &config) });
+    let mut backend = crosscclBackendAuto;
+    // SAFETY: a local.
+    ok(unsafe { crosscclCommBackend(comms[0], &raw mut backend) });
+    assert_eq!(backend, BACKEND);
+    Comms(comms.iter().map(|comm: &crosscclComm_t| comm.addr()).collect())
+}
+
+fn own_stream(comm: crosscclComm_t) -> crosscclStream_t {
+    let mut stream = ptr::null_mut();
+    // SAFETY: a local.
+    ok(unsafe { crosscclCommStream(comm, &raw mut stream) });
+    stream
+}
+
+/// Broadcasts from rank 1 in the order of the streams given, looks, and gives the memory back.
+fn goes_in_order(comms: &Comms, streams: [crosscclStream_t; 2]) {
+    let memory = [0, 1].map(device_memory);
+    let mut host = [[0u8; BYTES]; 2];
+    for (rank, stream) in streams.into_iter().enumerate() {
+        // SAFETY: device memory of that size, waited for below.
+        unsafe {
+            let own = own_stream_of(comms, rank);
+            B::fill(&own, memory[rank].addr() as u64, rank as u8 + 1, BYTES).expect("fill");
+            assert!(B::wait(&B::record(&own).expect("event"), None).expect("wait"));
+            let (dtype, comm) = (number(crosscclUint8 as c_int), comms.rank(rank));
+            ok(crosscclBroadcast(memory[rank], memory[rank], BYTES, dtype, 1, comm, stream));
+        }
+    }
+    (0..2).for_each(|rank| ok(synchronize(comms.rank(rank))));
+    for (rank, host) in host.iter_mut().enumerate() {
+        let own = own_stream_of(comms, rank);
+        // SAFETY: as above.
+        unsafe { B::copy(&own, host.as_mut_ptr() as u64, memory[rank].addr() as u64, BYTES) }.expect("copy");
+        assert!(B::wait(&B::record(&own).expect("event"), None).expect("wait"));
+        // SAFETY: nothing uses it any more.
+        unsafe {
+            B::free(&crate::support::device::<B>(rank), MemoryKind::Device, memory[rank].addr() as u64, BYTES)
+        };
+    }
+    assert_eq!(host, [[2; BYTES]; 2]);
+}
+
+fn own_stream_of(comms: &Comms, rank: usize) -> Stream {
+    let handle = own_stream(comms.rank(rank)).addr() as u64;
+    // SAFETY: the communicator outlives it.
+    unsafe { Stream::from_raw(&crate::support::device::<B>(rank), handle) }
+}
+
+#[test]
+fn streams_by_handle() {
+    let Some(_turn) = crate::support::turn::<B>(2) else { return };
+    let comms = communicator();
+    goes_in_order(&comms, [own_stream(comms.rank(0)), own_stream(comms.rank(1))]);
+    if B::device_count().expect("devices") > 1 {
+        // The devices' default streams, as NCCL takes NULL.
+        goes_in_order(&comms, [ptr::null_mut(); 2]);
+    }
+    let made = [0, 1].map(|rank| B::create_stream(&crate::support::device::<B>(rank)).expect("stream"));
+    goes_in_order(&comms, made.each_ref().map(|stream| ptr::without_provenance_mut(stream.handle() as usize)));
+    drop(comms);
+}
+
+/// An engine captures its own streams, and replays its own graphs.
+#[test]
+fn calls_on_streams_that_are_captured() {
+    let Some(_turn) = crate::support::turn::<B>(2) else { return };
+    let comms = communicator();
+    let device = crate::support::device::<B>;
+    let streams = [0, 1].map(|rank| B::create_stream(&device(rank)).expect("stream"));
+    let memory = [0, 1].map(device_memory);
+    let fill = |value: u8| {
+        for (rank, stream) in streams.iter().enumerate() {
+            // SAFETY: device memory of that size.
+            unsafe { B::fill(stream, memory[rank].addr() as u64, value + rank as u8, BYTES) }.expect("fill");
+        }
+    };
+    let first_bytes = || {
+        [0, 1].map(|rank| {
+            let mut host = [0u8; BYTES];
+            // SAFETY: as above, waited for.
+            unsafe { B::copy(&streams[rank], host.as_mut_ptr() as u64, memory[rank].addr() as u64, BYTES) }.expect("copy");
+            assert!(B::wait(&B::record(&streams[rank]).expect("event"), None).expect("wait"));
+            assert_eq!(host, [host[0]; BYTES]);
+            host[0]
+        })
+    };
+    fill(1);
+    assert_eq!(first_bytes(), [1, 2]);
+    let graphs = [0, 1].map(|rank| {
+        let (at, handle) = (memory[rank], ptr::without_provenance_mut(streams[rank].handle() as usize));
+        B::begin_capture(&streams[rank]).expect("capture");
+        // SAFETY: the memory outlives the graph.
+        ok(unsafe { crosscclBroadcast(at, at, BYTES, number(crosscclUint8 as c_int), 1, comms.rank(rank), handle) });
+        B::end_capture(&streams[rank]).expect("capture")
+    });
+    // Nothing has run, and nothing is waited for.
+    (0..2).for_each(|rank| ok(synchronize(comms.rank(rank))));
+    assert_eq!(first_bytes(), [1, 2]);
+    for value in [10, 20] {
+        fill(value);
+        for (stream, graph) in streams.iter().zip(&graphs) {
+            // SAFETY: as above; the communicator is there.
+            unsafe { B::launch_graph(stream, graph) }.expect("replay");
+        }
+        assert_eq!(first_bytes(), [value + 1; 2]);
+        assert_eq!(async_error(comms.rank(0)), crosscclSuccess);
+    }
+    // A rank of which no replay comes is found missing, as in any call.
+    // SAFETY: as above.
+    unsafe { B::launch_graph(&streams[0], &graphs[0]) }.expect("replay");
+    // SAFETY: any handle is fine.
+    ok(unsafe { crosscclCommAbort(comms.rank(1)) });
+    assert!(B::wait(&B::record(&streams[0]).expect("event"), None).expect("wait"));
+    assert_eq!(async_error(comms.rank(0)), crosscclAborted);
+    ok(comms.reset());
+    goes_in_order(&comms, streams.each_ref().map(|stream| ptr::without_provenance_mut(stream.handle() as usize)));
+    drop((graphs, comms));
+    for (rank, at) in memory.into_iter().enumerate() {
+        // SAFETY: nothing uses it any more.
+        unsafe { B::free(&device(rank), MemoryKind::Device, at.addr() as u64, BYTES) };
+    }
+}
+
+/// Of the host where the device's is needed, of another device, too little of it: refused, by name.
+#[test]
+fn memory_that_is_not_the_devices() {
+    let Some(_turn) = crate::support::turn::<B>(2) else { return };
+    let comms = communicator();
+    let stream = own_stream(comms.rank(0));
+    let good = device_memory(0);
+    let broadcast = |at: *mut c_void, bytes: usize| {
+        // SAFETY: refused before anything is touched.
+        unsafe { crosscclBroadcast(at, at, bytes, number(crosscclUint8 as c_int), 1, comms.rank(0), stream) }
+    };
+    let refused = |result, part: &str| {
+        assert_eq!(result, crosscclInvalidArgument);
+        let text = last();
+        assert!(
+            text.starts_with("crosscclBroadcast: recvbuff of rank 0: expected") && text.contains(part),
+            "{text}"
+        );
+    };
+    let mut host = [0u8; SLICE];
+    refused(broadcast(host.as_mut_ptr().cast(), SLICE), "memory of device 0, got 0x");
+    refused(broadcast(good, BYTES << 40), "bytes within one allocation");
+    if B::device_count().expect("devices") > 1 {
+        let other = device_memory(1);
+        refused(broadcast(other, BYTES), "memory of device 0, got memory of device 1");
+        // SAFETY: nothing uses it.
+        unsafe { B::free(&crate::support::device::<B>(1), MemoryKind::Device, other.addr() as u64, BYTES) };
+    }
+    // SAFETY: nothing uses it.
+    unsafe { B::free(&crate::support::device::<B>(0), MemoryKind::Device, good.addr() as u64, BYTES) };
+    drop(comms);
+}
