@@ -10,6 +10,7 @@ mod explain;
 mod job;
 mod output;
 mod plot;
+mod repeat;
 mod report;
 mod timing;
 pub(crate) mod tune;
@@ -29,6 +30,7 @@ use cases::Case;
 use check::Tally;
 use job::{Bench, BroadcastJob, Job, Place, ReduceScatterJob};
 use plot::Plot;
+use repeat::Repeat;
 use report::{Document, Measured, Report, Row};
 use timing::{Caches, Timing};
 
@@ -125,10 +127,17 @@ pub(crate) struct CommonArguments {
     /// From each size to the next
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(2..))]
     factor: u32,
-    /// Timed calls of each size. The table's p50 is their median: half of them took at most this long; p99
-    /// is what 99 of 100 took at most, so with fewer than 100 calls the longest
-    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
-    iters: u32,
+    /// Timed calls of each size [default: at least 20, until the median is stable]. The table's p50 is their median: half
+    /// of them took at most this long; p99 is what 99 of 100 took at most, so with fewer than 100 calls the longest
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    iters: Option<u32>,
+    /// The median is stable when its 95 % confidence interval lies within so many percent of it on both sides
+    #[arg(long, value_name = "PERCENT", default_value = "5", value_parser = parse_percent, conflicts_with = "iters")]
+    within: f64,
+    /// Seconds of calls of each size, or 10000 calls, after which the median counts as it is; below the table stands which
+    /// were not stable. 20 calls are made in any case
+    #[arg(long, value_name = "SECONDS", default_value = "0.25", value_parser = parse_timeout, conflicts_with = "iters")]
+    max_time: Duration,
     /// Calls before them that are not timed
     #[arg(long, value_name = "N", default_value_t = 5)]
     warmup: u32,
@@ -228,6 +237,11 @@ fn parse_shape(text: &str) -> Result<Shape, String> {
     extents.map(Shape).map_err(|_| format!("`{text}` is not a shape; give extents joined by x, like 1024x512"))
 }
 
+fn parse_percent(text: &str) -> Result<f64, String> {
+    let percent = text.parse().ok().filter(|p: &f64| p.is_finite() && *p > 0.0);
+    percent.ok_or_else(|| format!("`{text}` is not a part of the median; give percent above 0, like 2.5"))
+}
+
 fn parse_timeout(text: &str) -> Result<Duration, String> {
     let limit = text.parse().ok().and_then(|s| Duration::try_from_secs_f64(s).ok()).filter(|d| !d.is_zero());
     limit.ok_or_else(|| format!("`{text}` is not a time limit; give seconds above 0, like 2.5"))
@@ -249,6 +263,13 @@ impl CommonArguments {
                 B::NAME,
                 if clock == Clock::Events { "events that take the time" } else { "graphs" },
             ))),
+        }
+    }
+
+    fn repeat(&self) -> Repeat {
+        match self.iters {
+            Some(times) => Repeat::Times(times),
+            None => Repeat::UntilStable { within: self.within, most: self.max_time },
         }
     }
 
@@ -418,7 +439,7 @@ fn measure<B: Backend>(command: &PerfCommand, plotted: bool) -> Result<Option<Do
             true => {
                 job.prepare(place, job::TIMING)?;
                 let mut times = timing.samples(&comm, &mut *job, place, &mut caches)?;
-                verify(&mut *job, place, &mut times, case.bytes).map(Some)
+                verify(&mut *job, place, &mut times, timing.repeat, case.bytes).map(Some)
             }
             false => Ok(None),
         };
@@ -434,11 +455,12 @@ fn verify<B: Backend>(
     job: &mut dyn Job<B>,
     place: Place,
     times: &mut [Duration],
+    repeat: Repeat,
     bytes: u64,
 ) -> Result<Measured, CliError> {
     let source = job::verifying(place);
     job.prepare(place, source)?;
     job.call(place, 0)?.wait()?;
     let tally: Tally = job.verify(place, source)?;
-    Ok(Measured::new(times, bytes, job.bus_factor(), tally))
+    Ok(Measured::new(times, repeat, bytes, job.bus_factor(), tally))
 }

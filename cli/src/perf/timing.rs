@@ -7,6 +7,7 @@ use crossccl::{Backend, Buffer, Communicator, Replay};
 use super::{
     Clock, CommonArguments,
     job::{Job, Place},
+    repeat::Repeat,
 };
 use crate::error::CliError;
 
@@ -23,7 +24,7 @@ fn graph_calls(bytes: u64) -> (usize, usize) {
 pub(crate) struct Timing {
     clock: Clock,
     warmup: u32,
-    iters: u32,
+    pub(crate) repeat: Repeat,
     calls: (usize, usize),
     places: usize,
 }
@@ -34,7 +35,7 @@ impl Timing {
         let calls = graph_calls(bytes);
         // Nothing can be done between the calls of a graph: each finds its data where none has been before it.
         let places = if clock == Clock::Graph { cache.div_ceil(bytes.max(1)).clamp(1, calls.1 as u64) } else { 1 };
-        Timing { clock, warmup: common.warmup, iters: common.iters, calls, places: places as usize }
+        Timing { clock, warmup: common.warmup, repeat: common.repeat(), calls, places: places as usize }
     }
 
     /// Places that each buffer must have.
@@ -55,24 +56,20 @@ impl Timing {
         }
         let mut flush = || caches.as_mut().map_or(Ok(()), Caches::flush);
         match self.clock {
-            Clock::Host => (0..self.iters)
-                .map(|_| {
-                    flush()?;
-                    let begin = Instant::now();
-                    job.call(place, 0)?.wait()?;
-                    Ok(begin.elapsed())
-                })
-                .collect(),
-            Clock::Events => (0..self.iters)
-                .map(|_| {
-                    flush()?;
-                    let begin = events(comm)?;
-                    let flight = job.call(place, 0)?;
-                    let end = events(comm)?;
-                    flight.wait()?;
-                    elapsed::<B>(&begin, &end)
-                })
-                .collect(),
+            Clock::Host => self.timed(|| {
+                flush()?;
+                let begin = Instant::now();
+                job.call(place, 0)?.wait()?;
+                Ok(begin.elapsed())
+            }),
+            Clock::Events => self.timed(|| {
+                flush()?;
+                let begin = events(comm)?;
+                let flight = job.call(place, 0)?;
+                let end = events(comm)?;
+                flight.wait()?;
+                elapsed::<B>(&begin, &end)
+            }),
             Clock::Graph => {
                 let (few, many) = self.calls;
                 let (short, long) = (self.graph(comm, job, place, few)?, self.graph(comm, job, place, many)?);
@@ -85,14 +82,18 @@ impl Timing {
                 // The first launch of each carries it to the devices.
                 time(&short)?;
                 time(&long)?;
-                (0..self.iters)
-                    .map(|_| {
-                        let (short, long) = (time(&short)?, time(&long)?);
-                        Ok(long.saturating_sub(short) / (many - few) as u32)
-                    })
-                    .collect()
+                self.timed(|| {
+                    let (short, long) = (time(&short)?, time(&long)?);
+                    Ok(long.saturating_sub(short) / (many - few) as u32)
+                })
             }
         }
+    }
+
+    /// As often as was asked for.
+    fn timed(&self, sample: impl FnMut() -> Result<Duration, CliError>) -> Result<Vec<Duration>, CliError> {
+        let begin = Instant::now();
+        self.repeat.samples(|| begin.elapsed(), sample)
     }
 
     fn graph<B: Backend>(

@@ -314,7 +314,7 @@ fn measure<B: Backend>(arguments: &TuneArguments, comm: &Communicator<B>, point:
     };
     job.prepare(place, job::TIMING)?;
     let mut times = timing.samples(comm, &mut *job, place, &mut caches)?;
-    let measured = verify(&mut *job, place, &mut times, case.bytes)?;
+    let measured = verify(&mut *job, place, &mut times, timing.repeat, case.bytes)?;
     match measured.wrong() {
         0 => Ok(measured.time_us_p50),
         wrong => Err(CliError::Failure(format!(
