@@ -343,18 +343,22 @@ fn small() -> Outcome {
         }
         drop((sources, buffers, parts));
 
-        // A thread a rank, each at its own pace: a call, its wait, the next.
-        let mut times = [Vec::new(), Vec::new()];
+        // A thread a rank, each at its own pace: a call, its wait, the next. With streams that have threads of their own and
+        // with such that have none, in turn.
+        let mut times = [(); 4].map(|()| Vec::new());
         for turn in 0..10 {
-            for (what, times) in times.iter_mut().enumerate() {
-                let time = thread_a_rank(communicator(ranks)?, what == 0, count, CALLS)?;
+            for (which, times) in times.iter_mut().enumerate() {
+                let comm = Communicator::builder(0..ranks).inline_streams(which >= 2).build()?;
+                let time = thread_a_rank(comm, which % 2 == 0, count, CALLS)?;
                 if turn > 0 {
                     times.push(time.as_secs_f64());
                 }
             }
         }
-        for (what, times) in ["broadcast", "reduce-scatter"].iter().zip(times) {
-            println!("crossccl {what} {ranks} {BYTES} thread-a-rank {:.2}", median(times) / CALLS as f64 * 1e6);
+        for (which, times) in times.into_iter().enumerate() {
+            let what = ["broadcast", "reduce-scatter"][which % 2];
+            let how = ["thread-a-rank", "inline"][which / 2];
+            println!("crossccl {what} {ranks} {BYTES} {how} {:.2}", median(times) / CALLS as f64 * 1e6);
         }
     }
     Ok(())
