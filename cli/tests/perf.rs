@@ -319,6 +319,56 @@ mod cpu {
         assert!(text(&both.stderr).contains("cannot be used with"), "{}", text(&both.stderr));
     }
 
+    /// A thread a rank, with streams that have threads of their own and with such that have none.
+    #[test]
+    fn threads_drive_a_rank_each() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("out.json");
+        for (drive, told) in [
+            ("one-call", "3 ranks (one call for all)"),
+            ("thread-a-rank", "3 ranks (a thread each)"),
+            ("inline", "3 ranks (a thread each, which runs the rank's blocks itself)"),
+        ] {
+            let sizes = "--ranks 3 --min-bytes 1K --max-bytes 2M --factor 40";
+            for what in ["broadcast --root all", "reduce-scatter --op all --dtype bf16 --unalign 1"] {
+                let json = path.display();
+                let command = format!("perf {what} {sizes} --drive {drive} --iters 2 --warmup 1 --json {json}");
+                let output = crossccl(&command);
+                assert_eq!((text(&output.stderr), output.status.code()), ("", Some(0)), "{command}");
+                let stdout = text(&output.stdout);
+                assert!(stdout.contains(&format!("# backend cpu, {told}, ")), "{stdout}");
+                assert_eq!(table(stdout).len(), if what.starts_with("broadcast") { 9 } else { 15 }, "{stdout}");
+                let json = std::fs::read_to_string(&path).expect("the file");
+                let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+                assert_eq!((&json["driven_by"], &json["timed_by"]), (&drive.into(), &"host".into()));
+            }
+            let groups = format!("reduce-scatter --ranks 4 --group-size 2 --max-bytes 1K --drive {drive} --cold");
+            assert_eq!(rows(&groups).len(), 1);
+            let along = format!("reduce-scatter --ranks 3 --shape 5x7 --axis 1 --out-of-place --drive {drive}");
+            assert_eq!(rows(&along).len(), 1);
+        }
+        for (drive, option) in [("inline", "--graph"), ("thread-a-rank", "--time events")] {
+            refused(
+                &format!("perf broadcast --drive {drive} {option}"),
+                &format!(
+                    "crossccl: perf: --drive {drive} is timed by the host; leave out --time and --graph, or --drive\n"
+                ),
+            );
+        }
+    }
+
+    /// A rank that fails ends all of them, and the command.
+    #[test]
+    fn threads_that_wait_in_vain_end() {
+        for drive in ["thread-a-rank", "inline"] {
+            // Nobody comes within a nanosecond.
+            let output = crossccl(&format!("perf broadcast --ranks 4 --timeout 0.000000001 --drive {drive}"));
+            let error = text(&output.stderr);
+            assert!(error.starts_with("crossccl: broadcast") && error.contains(": waited "), "{error}");
+            assert_eq!(output.status.code(), Some(1), "{error}");
+        }
+    }
+
     /// Without a number of calls, until the median is stable: told in the head, by row in the document, and below the table
     /// where it is not.
     #[test]

@@ -6,6 +6,7 @@
 
 mod cases;
 mod check;
+mod drive;
 mod explain;
 mod job;
 mod output;
@@ -28,6 +29,7 @@ use crate::{
 };
 use cases::Case;
 use check::Tally;
+use drive::{Caller, Drive, Ranks};
 use job::{Bench, BroadcastJob, Job, Place, ReduceScatterJob};
 use plot::Plot;
 use repeat::Repeat;
@@ -149,6 +151,11 @@ pub(crate) struct CommonArguments {
     /// As --time graph
     #[arg(long, conflicts_with = "time")]
     graph: bool,
+    /// Who calls: one thread for all ranks in one call; a thread a rank, each at its own pace; or inline, a thread a rank
+    /// that runs the rank's blocks itself, where the backend has such streams (cpu). Of threads, up to 40 calls in a row
+    /// are timed by the host, from the first rank to begin to the last to end, and divided
+    #[arg(long, value_name = "HOW", default_value = "one-call")]
+    drive: Drive,
     /// Inputs and outputs lie in no cache when a call begins [default: they are what the call before used]
     #[arg(long)]
     cold: bool,
@@ -250,6 +257,19 @@ fn parse_timeout(text: &str) -> Result<Duration, String> {
 impl CommonArguments {
     fn clock<B: Backend>(&self) -> Result<Clock, CliError> {
         let asked = if self.graph { Some(Clock::Graph) } else { self.time };
+        if self.drive != Drive::OneCall {
+            let drive = self.drive.name();
+            return match asked {
+                _ if self.drive == Drive::Inline && !B::INLINE => Err(CliError::Usage(format!(
+                    "perf: the {} backend has no inline streams; use --drive thread-a-rank",
+                    B::NAME
+                ))),
+                None | Some(Clock::Host) => Ok(Clock::Host),
+                Some(_) => Err(CliError::Usage(format!(
+                    "perf: --drive {drive} is timed by the host; leave out --time and --graph, or --drive"
+                ))),
+            };
+        }
         let has = |clock| match clock {
             Clock::Host => true,
             Clock::Events => B::TIMED,
@@ -385,6 +405,7 @@ fn measure<B: Backend>(command: &PerfCommand, plotted: bool) -> Result<Option<Do
     let clock = common.clock::<B>()?;
     let comm = builder::<B>(common.ranks as usize, common.virtual_ranks)
         .timeout(common.timeout)
+        .inline_streams(common.drive == Drive::Inline)
         .build()
         .map_err(CliError::from)?;
     if common.explain {
@@ -423,10 +444,12 @@ fn measure<B: Backend>(command: &PerfCommand, plotted: bool) -> Result<Option<Do
         Plot::check(command.name(), &rows, [out_of_place, in_place])?;
     }
     let mut report = Report::start::<B>(command, clock, &rows)?;
-    let mut caches = common.cold.then(|| Caches::new(&comm)).transpose()?;
+    let streams: Vec<_> = (0..comm.ranks()).filter_map(|rank| comm.stream(rank)).cloned().collect();
+    let mut ranks = Ranks::new(comm, common.drive);
+    let mut caches = common.cold.then(|| Caches::new(&streams)).transpose()?;
     for (case, mut row) in cases.iter().zip(rows) {
         let timing = Timing::new(clock, common, case.bytes, caches.as_ref().map_or(0, |c| c.bytes));
-        let bench = Bench::new(&comm, case, common.unalign, timing.places())?;
+        let bench = Bench::new(&streams, case, common.unalign, timing.places())?;
         let mut job: Box<dyn Job<B>> = match command {
             PerfCommand::Broadcast(a) => Box::new(BroadcastJob::new(bench, a.what(case))?),
             PerfCommand::ReduceScatter(a) => {
@@ -438,8 +461,8 @@ fn measure<B: Backend>(command: &PerfCommand, plotted: bool) -> Result<Option<Do
         let mut one = |place, wanted: bool| match wanted {
             true => {
                 job.prepare(place, job::TIMING)?;
-                let mut times = timing.samples(&comm, &mut *job, place, &mut caches)?;
-                verify(&mut *job, place, &mut times, timing.repeat, case.bytes).map(Some)
+                let mut times = timing.samples(ranks.caller(), &mut *job, place, &mut caches)?;
+                verify(ranks.caller(), &mut *job, place, &mut times, timing.repeat, case.bytes).map(Some)
             }
             false => Ok(None),
         };
@@ -452,6 +475,7 @@ fn measure<B: Backend>(command: &PerfCommand, plotted: bool) -> Result<Option<Do
 
 /// Verifies one more call, on new inputs.
 fn verify<B: Backend>(
+    caller: Caller<'_, B>,
     job: &mut dyn Job<B>,
     place: Place,
     times: &mut [Duration],
@@ -460,7 +484,12 @@ fn verify<B: Backend>(
 ) -> Result<Measured, CliError> {
     let source = job::verifying(place);
     job.prepare(place, source)?;
-    job.call(place, 0)?.wait()?;
+    match caller {
+        Caller::OneCall(comm) => job.call(comm, place, 0)?.wait()?,
+        Caller::Threads(ranks) => {
+            drive::timed(ranks, job.calls(place), (0, 1), Repeat::Times(1), || Ok(()))?;
+        }
+    }
     let tally: Tally = job.verify(place, source)?;
     Ok(Measured::new(times, repeat, bytes, job.bus_factor(), tally))
 }

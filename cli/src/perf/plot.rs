@@ -12,6 +12,7 @@ use plotters::{
 };
 
 use super::{
+    drive::Drive,
     job::Place,
     output::Output,
     report::{Document, Row},
@@ -366,6 +367,9 @@ fn facts(documents: &[Document]) -> Vec<String> {
         });
         facts.push(counted(d.cores, "core"));
         facts.push(medians(documents));
+        if d.driven_by != Drive::OneCall.name() {
+            facts.push(format!("driven by: {}", d.driven_by));
+        }
         facts.push(format!("algorithm asked for: {}", d.algorithm_asked));
         if d.unalign > 0 {
             facts.push(format!("data {} into each buffer", counted(d.unalign, "element")));

@@ -14,6 +14,7 @@ use super::{
     Clock, PerfCommand,
     cases::Case,
     check::Tally,
+    drive::Drive,
     output::Output,
     repeat::{self, Repeat},
 };
@@ -213,6 +214,7 @@ pub(crate) struct Document {
     pub(crate) unalign: usize,
     pub(crate) max_blocks: Option<u32>,
     timeout_s: f64,
+    pub(crate) driven_by: &'static str,
     pub(crate) timed_by: &'static str,
     pub(crate) cold: bool,
     warmup: u32,
@@ -228,6 +230,7 @@ pub(crate) struct Document {
 
 pub(crate) struct Report {
     document: Document,
+    drive: Drive,
     table: Table,
     json: Option<Output>,
 }
@@ -257,6 +260,7 @@ impl Report {
             unalign: common.unalign,
             max_blocks: common.max_blocks,
             timeout_s: common.timeout.as_secs_f64(),
+            driven_by: common.drive.name(),
             timed_by: clock.name(),
             cold: common.cold,
             warmup: common.warmup,
@@ -269,7 +273,7 @@ impl Report {
             average_busbw_gb_per_s: 0.0,
         };
         let json = common.json.as_deref().map(|path| Output::create("--json", path)).transpose()?;
-        let report = Report { document, table: Table::new(rows), json };
+        let report = Report { document, drive: common.drive, table: Table::new(rows), json };
         print(&report.head())?;
         Ok(report)
     }
@@ -277,7 +281,7 @@ impl Report {
     fn head(&self) -> String {
         let d = &self.document;
         let mut text = format!("# crossccl {} perf {}\n", d.version, d.collective);
-        text += &format!("# backend {}, {} ranks, {} cores\n", d.backend, d.ranks, d.cores);
+        text += &format!("# backend {}, {} ranks ({}), {} cores\n", d.backend, d.ranks, self.drive.told(), d.cores);
         for (rank, device) in d.devices.iter().enumerate() {
             text += &format!("#   rank {rank} on device {rank}: {device}\n");
         }
@@ -436,6 +440,7 @@ pub(crate) fn example(collective: &'static str, measured: &[(u64, f64, f64)]) ->
         unalign: 0,
         max_blocks: None,
         timeout_s: 30.0,
+        driven_by: Drive::OneCall.name(),
         timed_by: "host",
         cold: false,
         warmup: 1,
