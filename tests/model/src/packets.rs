@@ -15,7 +15,7 @@ pub const HEADER: usize = 2;
 
 /// `packet_flag`: never 0.
 pub fn flag(number: u64, restamp: u64) -> u64 {
-    (number % (2 * restamp) | 1 << 31) << 32
+    (number % (2 * restamp) + (1 << 31)) << 32
 }
 
 /// `Lost`: a wait that failed.
@@ -132,12 +132,12 @@ impl<'w> Packets<'w> {
     /// Step 2: `put`.
     fn put(&self, p: usize, word: usize, data: u64) {
         let to = &self.slot(p, self.meet.a.rank, self.meet.number)[word];
-        to.store(data & 0xffff_ffff | self.flag(self.meet.number), Ordering::Relaxed);
+        to.store((data & 0xffff_ffff) | self.flag(self.meet.number), Ordering::Relaxed);
     }
 
     /// `header`.
     fn header(&self, word: usize) -> u64 {
-        self.meet.stamped_fingerprint() >> (32 * word) & 0xffff_ffff
+        (self.meet.stamped_fingerprint() >> (32 * word)) & 0xffff_ffff
     }
 
     /// `restamp`. `pushed(p)`: words that this launch sends to p.
