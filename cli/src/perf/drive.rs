@@ -101,8 +101,10 @@ pub(crate) fn timed<B: Backend>(
                     .send(calls)
                     .map_err(|_| CliError::Failure("perf: the thread of a rank has ended early".into()))?;
             }
-            let spans: Vec<_> = ends.iter().take(threads.len()).collect();
-            let spans = spans.into_iter().collect::<crossccl::Result<Vec<_>>>()?;
+            let mut ends: Vec<crossccl::Result<_>> = ends.iter().take(threads.len()).collect();
+            // Why a rank failed says more than that another one was refused for it.
+            ends.sort_by_key(|end| matches!(end, Err(crossccl::Error::Poisoned { .. })));
+            let spans = ends.into_iter().collect::<crossccl::Result<Vec<(Instant, Instant)>>>()?;
             let begin = spans.iter().map(|(begin, _)| *begin).min();
             let end = spans.iter().map(|(_, end)| *end).max();
             Ok(begin.zip(end).map_or(Duration::ZERO, |(begin, end)| end - begin))
