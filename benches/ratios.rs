@@ -5,7 +5,7 @@
 //!
 //! ```sh
 //! cargo bench --bench ratios                  # everything
-//! cargo bench --bench ratios -- large linear  # some of: large linear small steady
+//! cargo bench --bench ratios -- large linear  # some of: large linear small steady plan
 //! scripts/bench-cpu                           # all, and small messages against Open MPI
 //! ```
 
@@ -20,7 +20,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crossccl::{Algorithm, Broadcast, Buffer, Communicator, Cpu, Element, ReduceOp, half::bf16};
+use crossccl::{
+    Algorithm, Broadcast, Buffer, Communicator, Cpu, DType, Element, RawRank, ReduceOp, ReduceScatter, half::bf16,
+};
 
 type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 type Section = fn() -> Outcome;
@@ -34,9 +36,10 @@ const TURNS: usize = 31;
 fn main() -> Outcome {
     // Cargo adds an option of its own.
     let wanted: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with("--")).collect();
-    let sections: [(&str, Section); 4] = [("large", large), ("linear", linear), ("small", small), ("steady", steady)];
+    let sections: [(&str, Section); 5] =
+        [("large", large), ("linear", linear), ("small", small), ("steady", steady), ("plan", plan)];
     if let Some(unknown) = wanted.iter().find(|w| sections.iter().all(|(name, _)| name != w)) {
-        return Err(format!("no section `{unknown}`; the sections are large, linear, small, steady").into());
+        return Err(format!("no section `{unknown}`; the sections are large, linear, small, steady, plan").into());
     }
     for (name, section) in sections {
         if wanted.is_empty() || wanted.iter().any(|w| w == name) {
@@ -343,18 +346,22 @@ fn small() -> Outcome {
         }
         drop((sources, buffers, parts));
 
-        // A thread a rank, each at its own pace: a call, its wait, the next.
-        let mut times = [Vec::new(), Vec::new()];
+        // A thread a rank, each at its own pace: a call, its wait, the next. With streams that have threads of their own and
+        // with such that have none, in turn.
+        let mut times = [(); 4].map(|()| Vec::new());
         for turn in 0..10 {
-            for (what, times) in times.iter_mut().enumerate() {
-                let time = thread_a_rank(communicator(ranks)?, what == 0, count, CALLS)?;
+            for (which, times) in times.iter_mut().enumerate() {
+                let comm = Communicator::builder(0..ranks).inline_streams(which >= 2).build()?;
+                let time = thread_a_rank(comm, which % 2 == 0, count, CALLS)?;
                 if turn > 0 {
                     times.push(time.as_secs_f64());
                 }
             }
         }
-        for (what, times) in ["broadcast", "reduce-scatter"].iter().zip(times) {
-            println!("crossccl {what} {ranks} {BYTES} thread-a-rank {:.2}", median(times) / CALLS as f64 * 1e6);
+        for (which, times) in times.into_iter().enumerate() {
+            let what = ["broadcast", "reduce-scatter"][which % 2];
+            let how = ["thread-a-rank", "inline"][which / 2];
+            println!("crossccl {what} {ranks} {BYTES} {how} {:.2}", median(times) / CALLS as f64 * 1e6);
         }
     }
     Ok(())
@@ -414,6 +421,74 @@ fn steady() -> Outcome {
     for (what, [early, late]) in ["broadcast", "reduce-scatter"].iter().zip(times) {
         let (early, late) = (median(early) * 1e6, median(late) * 1e6);
         println!("  {what:<16} {early:>12.1} {late:>18.1} {:>7.2}", late / early);
+    }
+    Ok(())
+}
+
+/// What choosing an algorithm costs the host, of what a call costs it: of one rank, enqueued and not run, on an inline
+/// stream.
+fn plan() -> Outcome {
+    const CALLS: usize = 1000;
+    println!("\nhost time of a rank's call without the collective itself, ns: medians of 9 times {CALLS} calls");
+    println!("  {:<16} {:>5} {:>9} {:>8} {:>8} {:>8}", "", "ranks", "bytes", "enqueue", "named", "choice");
+    for ranks in [4, 8] {
+        for bytes in [1 << 10, 1 << 20, 64 << 20] {
+            for what in [0, 1] {
+                let mut times = [Vec::new(), Vec::new(), Vec::new()];
+                for _ in 0..9 {
+                    for (how, times) in times.iter_mut().enumerate() {
+                        let comm = Communicator::<Cpu>::builder(0..ranks).inline_streams(true).build()?;
+                        let name = if how == 1 { Algorithm::OneStage } else { Algorithm::Auto };
+                        let broadcast = || Broadcast::from_root(0).algorithm(name);
+                        let reduce = || ReduceScatter::new(ReduceOp::Sum).algorithm(name);
+                        let time = if how == 2 {
+                            timed(|| {
+                                (0..CALLS).try_for_each(|_| {
+                                    black_box(match what {
+                                        0 => comm.plan_broadcast(bytes / 4, DType::F32, broadcast())?,
+                                        _ => comm.plan_reduce_scatter(0, bytes / 4, DType::F32, reduce())?,
+                                    });
+                                    Ok(())
+                                })
+                            })?
+                        } else {
+                            let comms = comm.into_ranks();
+                            let at = RawRank::new(4096, 4096 + 4 * bytes as u64);
+                            let time = timed(|| {
+                                (0..CALLS).try_for_each(|_| {
+                                    // SAFETY: no other rank comes, without which nothing is read or written.
+                                    drop(unsafe {
+                                        match what {
+                                            0 => comms[0].broadcast_raw(
+                                                at,
+                                                comms[0].stream(),
+                                                bytes / 4,
+                                                DType::F32,
+                                                broadcast(),
+                                            )?,
+                                            _ => comms[0].reduce_scatter_raw(
+                                                at,
+                                                comms[0].stream(),
+                                                bytes / 4,
+                                                DType::F32,
+                                                reduce(),
+                                            )?,
+                                        }
+                                    });
+                                    Ok(())
+                                })
+                            })?;
+                            comms[0].abort();
+                            time
+                        };
+                        times.push(time.as_secs_f64());
+                    }
+                }
+                let [enqueue, named, choice] = times.map(|times| median(times) / CALLS as f64 * 1e9);
+                let name = ["broadcast", "reduce-scatter"][what];
+                println!("  {name:<16} {ranks:>5} {bytes:>9} {enqueue:>8.0} {named:>8.0} {choice:>8.0}");
+            }
+        }
     }
     Ok(())
 }

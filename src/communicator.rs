@@ -10,7 +10,9 @@ use std::{
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
+        mpsc,
     },
+    thread,
     time::{Duration, Instant},
 };
 
@@ -574,12 +576,38 @@ impl<B: Backend> Launched<B> {
     pub(crate) fn wait_bounded(&self) -> (Result<()>, bool) {
         for launch in &self.launches {
             let deadline = Instant::now().checked_add(launch.limit.unwrap_or_default().saturating_add(DROP_LIMIT));
-            if !launch.passed_by(deadline).unwrap_or(false) {
+            let passed = match (launch.passed_by(deadline), deadline) {
+                // An inline stream has something in front, or this very call, that may take longer.
+                (Ok(false), Some(deadline)) if Instant::now() < deadline => self.run_until(launch, deadline),
+                (passed, _) => passed.unwrap_or(false),
+            };
+            if !passed {
                 self.shared.abort(Error::Aborted);
                 break;
             }
         }
         self.wait_stopped()
+    }
+
+    /// Does what an inline stream has to do up to `launch`. As this thread is in there, another one aborts it at the
+    /// deadline.
+    fn run_until(&self, launch: &Launch<B>, deadline: Instant) -> bool {
+        let shared = &self.shared;
+        thread::scope(|scope| {
+            let (done, over) = mpsc::channel::<()>();
+            let watch = move || {
+                let left = deadline.saturating_duration_since(Instant::now());
+                if over.recv_timeout(left) == Err(mpsc::RecvTimeoutError::Timeout) {
+                    shared.abort(Error::Aborted);
+                }
+            };
+            if thread::Builder::new().spawn_scoped(scope, watch).is_err() {
+                shared.abort(Error::Aborted);
+            }
+            let passed = launch.passed_by(None).unwrap_or(false);
+            drop(done);
+            passed
+        })
     }
 
     /// Waits for launches that were aborted, or are over.
@@ -667,6 +695,8 @@ pub(crate) struct RankShared<B: Backend> {
     pub(crate) control: Arc<Allocation<B>>,
     pub(crate) functions: Vec<B::Function>,
     ticks_per_second: u64,
+    /// The number of the thread that called for this rank last, on an inline stream.
+    caller: AtomicU64,
     state: Mutex<RankState<B>>,
 }
 
@@ -703,6 +733,13 @@ struct ResetRendezvous {
     arrived: Vec<usize>,
     round: u64,
     outcome: Option<Result<()>>,
+}
+
+/// A number of this thread that no other has, or had.
+fn this_thread() -> u64 {
+    static THREADS: AtomicU64 = AtomicU64::new(0);
+    thread_local!(static NUMBER: u64 = 1 + THREADS.fetch_add(1, Ordering::Relaxed));
+    NUMBER.with(|number| *number)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -787,6 +824,36 @@ impl<B: Backend> Shared<B> {
         let state = lock(&self.ranks[rank].state);
         self.refuse_if_poisoned()?;
         Ok(state)
+    }
+
+    /// On an inline stream, the thread that calls for a rank is the rank's: while it has not waited for what it called for
+    /// another one, it would wait for itself. No lock is taken where every rank has a thread of its own.
+    pub(crate) fn refuse_two_ranks_of_one_thread(&self, operation: &'static str, rank: usize) -> Result<()> {
+        let me = this_thread();
+        for (other, theirs) in self.ranks.iter().enumerate() {
+            if other == rank || theirs.caller.load(Ordering::Relaxed) != me {
+                continue;
+            }
+            let to_do = match &lock(&theirs.state).last {
+                Some((stream, event)) if B::is_inline(stream) => {
+                    !B::wait(event, Some(Instant::now())).map_err(|f| self.driver_error(other, f))?
+                }
+                _ => false,
+            };
+            if to_do {
+                let what = format!(
+                    "this thread has not waited for what it called for rank {other}, whose stream is inline, and would wait \
+                     for itself; give each rank a thread of its own"
+                );
+                return Err(Error::Unsupported { operation, what });
+            }
+        }
+        // Only where it changes: the others look at it.
+        let mine = &self.ranks[rank].caller;
+        if mine.load(Ordering::Relaxed) != me {
+            mine.store(me, Ordering::Relaxed);
+        }
+        Ok(())
     }
 
     pub(crate) fn refuse_if_poisoned(&self) -> Result<()> {
@@ -1094,13 +1161,16 @@ mod tests {
     /// A drop does not wait without limit, even for a call that does.
     #[test]
     fn dropping_a_call_without_limit_aborts_it_in_the_end() {
-        let ranks = Communicator::<Cpu>::builder(0..2).timeout(None).build().unwrap().into_ranks();
-        let mut data = ranks[0].buffer::<u8>(10).unwrap();
-        let begin = Instant::now();
-        drop(ranks[0].broadcast_in_place(&mut data, 1).unwrap());
-        assert!(begin.elapsed() >= DROP_LIMIT && begin.elapsed() < 5 * DROP_LIMIT);
-        let error = ranks[0].broadcast_in_place(&mut data, 1).unwrap_err();
-        assert_eq!(error, Error::Poisoned { cause: Box::new(Error::Aborted) });
+        for inline in [false, true] {
+            let builder = Communicator::<Cpu>::builder(0..2).timeout(None).inline_streams(inline);
+            let ranks = builder.build().unwrap().into_ranks();
+            let mut data = ranks[0].buffer::<u8>(10).unwrap();
+            let begin = Instant::now();
+            drop(ranks[0].broadcast_in_place(&mut data, 1).unwrap());
+            assert!(begin.elapsed() >= DROP_LIMIT && begin.elapsed() < 5 * DROP_LIMIT);
+            let error = ranks[0].broadcast_in_place(&mut data, 1).unwrap_err();
+            assert_eq!(error, Error::Poisoned { cause: Box::new(Error::Aborted) });
+        }
     }
 
     /// A leaked handle leaves memory that peers may still read: the host cannot write it.
@@ -1118,16 +1188,18 @@ mod tests {
     /// Behind a call without limit in the same stream, one with a limit does not end by it.
     #[test]
     fn dropping_a_call_that_is_stuck_behind_another_is_bounded() {
-        let ranks = Communicator::<Cpu>::builder(0..2).build().unwrap().into_ranks();
-        let mut data = [0, 1].map(|_| ranks[0].buffer::<u8>(10).unwrap());
-        let [first, second] = &mut data;
-        let endless = crate::Broadcast::from_root(1).no_timeout();
-        let held = ranks[0].broadcast_in_place(first, endless).unwrap();
-        let limited = crate::Broadcast::from_root(1).timeout(Duration::from_millis(100));
-        let begin = Instant::now();
-        drop(ranks[0].broadcast_in_place(second, limited).unwrap());
-        assert!(begin.elapsed() < Duration::from_secs(3), "{:?}", begin.elapsed());
-        assert_eq!(held.wait(), Err(Error::Aborted));
+        for inline in [false, true] {
+            let ranks = Communicator::<Cpu>::builder(0..2).inline_streams(inline).build().unwrap().into_ranks();
+            let mut data = [0, 1].map(|_| ranks[0].buffer::<u8>(10).unwrap());
+            let [first, second] = &mut data;
+            let endless = crate::Broadcast::from_root(1).no_timeout();
+            let held = ranks[0].broadcast_in_place(first, endless).unwrap();
+            let limited = crate::Broadcast::from_root(1).timeout(Duration::from_millis(100));
+            let begin = Instant::now();
+            drop(ranks[0].broadcast_in_place(second, limited).unwrap());
+            assert!(begin.elapsed() < Duration::from_secs(3), "{:?}", begin.elapsed());
+            assert_eq!(held.wait(), Err(Error::Aborted));
+        }
     }
 
     /// Case A13: launch epochs and sequences pass the border of 32 bits like any other number. An ordered compare of

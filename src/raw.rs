@@ -142,6 +142,9 @@ pub(crate) unsafe fn enqueue<B: Backend>(
     let me = &shared.ranks[*rank];
     let _span = prepared.span.enter();
     let fault = |f| shared.driver_error(*rank, f);
+    if B::is_inline(stream) {
+        shared.refuse_two_ranks_of_one_thread(prepared.request.name(), *rank)?;
+    }
     let mut state = shared.begin(*rank)?;
     let _entered = B::enter(&me.device).map_err(fault)?;
     let captured = B::is_capturing(stream).map_err(fault)?;
@@ -337,6 +340,25 @@ fn arguments<B: Backend>(shared: &Shared<B>, prepared: &Prepared, call: u64) -> 
     a
 }
 
+/// One call does not drive several ranks where one of their streams is inline: who waits for one does nothing for the
+/// others.
+fn check_inline<B: Backend>(prepared: &[Prepared], stream: impl Fn(usize) -> B::Stream) -> Result<()> {
+    if !B::INLINE || prepared.len() < 2 {
+        return Ok(());
+    }
+    match prepared.iter().find(|one| one.group_size > 1 && B::is_inline(&stream(one.rank))) {
+        None => Ok(()),
+        Some(one) => Err(Error::Unsupported {
+            operation: one.request.name(),
+            what: format!(
+                "the stream of rank {} is inline, and who waits for one rank does nothing for the others; call for each \
+                 rank on a thread of its own (into_ranks), or build the communicator without inline_streams",
+                one.rank
+            ),
+        }),
+    }
+}
+
 /// Enqueues the launches of all ranks, and puts them into `launches` one by one: after an error, the caller
 /// aborts and waits for those that are there, so that no rank is left waiting and no memory is let go under it.
 ///
@@ -348,6 +370,7 @@ pub(crate) unsafe fn enqueue_all<B: Backend>(
     stream: impl Fn(usize) -> B::Stream,
     launches: &mut SmallVec<[Launch<B>; 8]>,
 ) -> Result<()> {
+    check_inline::<B>(prepared, &stream)?;
     for one in prepared {
         // SAFETY: the caller's promise.
         launches.push(unsafe { enqueue(shared, one, &stream(one.rank))? });

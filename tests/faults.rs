@@ -14,7 +14,7 @@ use std::{
 };
 
 use crossccl::{
-    Agreement, Algorithm, Broadcast, Buffer, Communicator, DType, Destination, Error, Rank, RankComm, RawRank,
+    Agreement, Algorithm, Backend, Broadcast, Buffer, Communicator, DType, Destination, Error, Rank, RankComm, RawRank,
     ReduceOp, ReduceScatter,
 };
 use faulty::{Alive, CODE, Cut, Faulty, Machine, Method, Which};
@@ -541,4 +541,17 @@ fn e6_a_rank_without_coherent_memory_is_named() {
         machine.arm(None);
         works(&build(3).expect("communicator"));
     }
+}
+
+/// A backend without inline streams says so, and is not asked for one.
+#[test]
+fn inline_streams_are_refused_where_there_are_none() {
+    let machine = Machine::turn();
+    let error = Communicator::<Faulty>::builder(0..2).inline_streams(true).build().unwrap_err();
+    let expected = "communicator: the faulty backend has no inline streams; leave inline_streams out";
+    assert_eq!(error.to_string(), expected);
+    assert!(matches!(error, Error::Unsupported { .. }) && machine.calls().is_empty(), "{:?}", machine.calls());
+    let device = Faulty::open(0).unwrap();
+    let fault = Faulty::create_inline_stream(&device).unwrap_err();
+    assert_eq!((fault.call, &*fault.name), ("create_inline_stream", "the faulty backend has no inline streams"));
 }

@@ -35,9 +35,38 @@ macro_rules! for_each_backend {
 
 for_each_backend! {
     #[cfg(feature = "cpu")]
-    cpu: crossccl::Cpu;
+    cpu: crossccl::Cpu, which has inline_streams;
     #[cfg(feature = "cuda")]
     cuda: crossccl::Cuda, which has default_streams;
     #[cfg(feature = "rocm")]
     hip: crossccl::Hip, which has default_streams;
+}
+
+/// What calls for each rank on a thread of its own, with streams that these threads work off themselves.
+#[cfg(feature = "cpu")]
+#[path = "suite"]
+#[allow(dead_code, unused_imports)]
+// As the others' macro does.
+#[rustfmt::skip]
+mod inline {
+    pub(crate) type B = crossccl::Cpu;
+
+    macro_rules! needs_device {
+        ($($ranks:expr)?) => {
+            let _inline = crate::support::inline_streams();
+        };
+    }
+    macro_rules! one_call {
+        ($($tests:tt)*) => {};
+    }
+
+    mod failures;
+    mod packets;
+    mod ranks;
+    mod cases {
+        use super::B;
+
+        mod lifetimes;
+        mod order;
+    }
 }

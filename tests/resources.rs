@@ -87,6 +87,24 @@ fn g2_nothing_is_left_of_communicators_and_calls() {
     let after = resident(threads);
     assert!(after < before + MOST, "1000 communicators: from {before} KiB to {after} KiB");
 
+    // Inline streams have no threads, but for launches of more than one block.
+    let inline = Communicator::<Cpu>::builder(0..4).inline_streams(true).build().unwrap();
+    assert_eq!(status("Threads:"), threads);
+    drop(inline);
+    for _ in 0..20 {
+        let comm = Communicator::<Cpu>::builder(0..2).inline_streams(true).build().unwrap();
+        std::thread::scope(|scope| {
+            for rank in comm.into_ranks() {
+                scope.spawn(move || {
+                    let mut data = rank.buffer::<u8>(200_000).unwrap();
+                    let what = Broadcast::from_root(1).max_blocks(3);
+                    rank.broadcast_in_place(&mut data, what).unwrap().wait().unwrap();
+                });
+            }
+        });
+    }
+    resident(threads);
+
     let comm = Communicator::<Cpu>::builder(0..2).build().unwrap();
     let streams: Vec<_> = (0..2).map(|r| comm.stream(r).unwrap().clone()).collect();
     let data: Vec<_> = (0..2).map(|r| comm.buffer_from(r, &[r as u32; 8]).unwrap()).collect();

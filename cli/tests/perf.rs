@@ -319,6 +319,117 @@ mod cpu {
         assert!(text(&both.stderr).contains("cannot be used with"), "{}", text(&both.stderr));
     }
 
+    /// A thread a rank, with streams that have threads of their own and with such that have none.
+    #[test]
+    fn threads_drive_a_rank_each() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("out.json");
+        for (drive, told) in [
+            ("one-call", "3 ranks (one call for all)"),
+            ("thread-a-rank", "3 ranks (a thread each)"),
+            ("inline", "3 ranks (a thread each, which runs the rank's blocks itself)"),
+        ] {
+            let sizes = "--ranks 3 --min-bytes 1K --max-bytes 2M --factor 40";
+            for what in ["broadcast --root all", "reduce-scatter --op all --dtype bf16 --unalign 1"] {
+                let json = path.display();
+                let command = format!("perf {what} {sizes} --drive {drive} --iters 2 --warmup 1 --json {json}");
+                let output = crossccl(&command);
+                assert_eq!((text(&output.stderr), output.status.code()), ("", Some(0)), "{command}");
+                let stdout = text(&output.stdout);
+                assert!(stdout.contains(&format!("# backend cpu, {told}, ")), "{stdout}");
+                assert_eq!(table(stdout).len(), if what.starts_with("broadcast") { 9 } else { 15 }, "{stdout}");
+                let json = std::fs::read_to_string(&path).expect("the file");
+                let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+                assert_eq!((&json["driven_by"], &json["timed_by"]), (&drive.into(), &"host".into()));
+            }
+            let groups = format!("reduce-scatter --ranks 4 --group-size 2 --max-bytes 1K --drive {drive} --cold");
+            assert_eq!(rows(&groups).len(), 1);
+            let along = format!("reduce-scatter --ranks 3 --shape 5x7 --axis 1 --out-of-place --drive {drive}");
+            assert_eq!(rows(&along).len(), 1);
+        }
+        for (drive, option) in [("inline", "--graph"), ("thread-a-rank", "--time events")] {
+            refused(
+                &format!("perf broadcast --drive {drive} {option}"),
+                &format!(
+                    "crossccl: perf: --drive {drive} is timed by the host; leave out --time and --graph, or --drive\n"
+                ),
+            );
+        }
+    }
+
+    /// A rank that fails ends all of them, and the command.
+    #[test]
+    fn threads_that_wait_in_vain_end() {
+        for drive in ["thread-a-rank", "inline"] {
+            // Nobody comes within a nanosecond.
+            let output = crossccl(&format!("perf broadcast --ranks 4 --timeout 0.000000001 --drive {drive}"));
+            let error = text(&output.stderr);
+            assert!(error.starts_with("crossccl: broadcast") && error.contains(": waited "), "{error}");
+            assert_eq!(output.status.code(), Some(1), "{error}");
+        }
+    }
+
+    /// Without a number of calls, until the median is stable: told in the head, by row in the document, and below the table
+    /// where it is not.
+    #[test]
+    fn calls_are_repeated_until_the_median_is_stable() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("out.json");
+        let run = |options: &str| {
+            let size = "--ranks 2 --min-bytes 1K --max-bytes 4K";
+            let output = crossccl(&format!("perf broadcast {size} {options} --json {}", path.display()));
+            assert_eq!((text(&output.stderr), output.status.code()), ("", Some(0)), "{options}");
+            assert_eq!(table(text(&output.stdout)).len(), 2);
+            let json = std::fs::read_to_string(&path).expect("the file");
+            (text(&output.stdout).to_owned(), serde_json::from_str::<serde_json::Value>(&json).expect("JSON"))
+        };
+        let places = |json: &serde_json::Value| -> Vec<(u64, Option<bool>, f64)> {
+            let rows = json["rows"].as_array().expect("rows").iter();
+            let places = rows.flat_map(|row| [row["out_of_place"].clone(), row["in_place"].clone()]);
+            let place = |m: serde_json::Value| {
+                let interval = m["time_us_p50_interval"].as_array().expect("an interval").clone();
+                let [low, p50, high] =
+                    [&interval[0], &m["time_us_p50"], &interval[1]].map(|n| n.as_f64().expect("a number"));
+                assert!(low <= p50 && p50 <= high, "{m}");
+                let percent = m["p50_within_percent"].as_f64().expect("a number");
+                assert!(((p50 - low).max(high - p50) / p50 * 100.0 - percent).abs() < 0.01, "{m}");
+                (m["calls"].as_u64().expect("a number"), m["stable"].as_bool(), percent)
+            };
+            places.map(place).collect()
+        };
+
+        // Whatever they take, that is stable.
+        let (stdout, json) = run("--within 1000000000");
+        let until = "until their median (p50) is known within 1000000000 %, for 0.25 s at most;";
+        assert!(stdout.contains(&format!("# 5 calls to warm up, then calls timed by host, hot, {until}")), "{stdout}");
+        assert!(!stdout.contains("not stable"), "{stdout}");
+        assert!(places(&json).iter().all(|(calls, stable, _)| (*calls, *stable) == (20, Some(true))), "{json}");
+        assert_eq!(
+            (&json["iters"], &json["within_percent"], &json["max_time_s"]),
+            (&().into(), &1e9.into(), &0.25.into())
+        );
+
+        // Nothing is, on a clock that counts nanoseconds: one place or another of 20 calls and more must differ.
+        let (stdout, json) = run("--within 0.000001 --max-time 0.02");
+        let places_of = places(&json);
+        let unstable = places_of.iter().filter(|(_, stable, _)| *stable == Some(false)).count();
+        assert!(unstable > 0, "{json}");
+        assert!(places_of.iter().all(|(_, stable, percent)| *stable == Some(*percent <= 0.000001)), "{json}");
+        assert!(stdout.contains(&format!("\n# not stable in its time: the median of {unstable} of 4; ")), "{stdout}");
+        assert!(places_of.iter().any(|(calls, ..)| *calls > 20), "{json}");
+
+        // A number of calls is so many, stable or not.
+        let (stdout, json) = run("--iters 21");
+        assert!(stdout.contains("then 21 timed by host, hot;") && !stdout.contains("not stable"), "{stdout}");
+        assert!(places(&json).iter().all(|(calls, stable, _)| (*calls, *stable) == (21, None)), "{json}");
+        assert_eq!((&json["iters"], &json["within_percent"]), (&21.into(), &().into()));
+        for option in ["--within 1", "--max-time 1"] {
+            let output = crossccl(&format!("perf broadcast --iters 3 {option}"));
+            assert!(text(&output.stderr).contains("cannot be used with"), "{}", text(&output.stderr));
+            assert_eq!(output.status.code(), Some(2));
+        }
+    }
+
     #[test]
     fn info_shows_the_cpu_and_its_peers() {
         let output = crossccl("info --ranks 3");
@@ -379,6 +490,18 @@ fn arguments_that_make_no_sense() {
         ),
         ("broadcast --factor 1", "--factor <N>", "1", "1 is not in 2..=4294967295".into()),
         ("broadcast --iters 0", "--iters <N>", "0", "0 is not in 1..=4294967295".into()),
+        (
+            "broadcast --within 0",
+            "--within <PERCENT>",
+            "0",
+            "`0` is not a part of the median; give percent above 0, like 2.5".into(),
+        ),
+        (
+            "broadcast --max-time never",
+            "--max-time <SECONDS>",
+            "never",
+            "`never` is not a time limit; give seconds above 0, like 2.5".into(),
+        ),
         (
             "broadcast --root first",
             "--root <RANK>",

@@ -294,6 +294,24 @@ pub unsafe trait Backend: Sized + fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// The driver's answer.
     fn create_stream(device: &Self::Device) -> Result<Self::Stream, Fault>;
+    /// Whether there are inline streams.
+    const INLINE: bool = false;
+    /// A new inline stream: nobody works it off but who waits for an event of it, or for an event behind one in
+    /// another stream, and nothing is done before. Nothing is handed to another thread then, which is what a short
+    /// collective takes longest for where cores are few; but a thread that waits for one rank does nothing for another.
+    ///
+    /// [`wait`](Self::wait) with a deadline begins only what is over by then whatever other ranks do, and answers false
+    /// where something else stands in front of the event.
+    ///
+    /// # Errors
+    /// A backend that has none says so.
+    fn create_inline_stream(_device: &Self::Device) -> Result<Self::Stream, Fault> {
+        Err(Fault::new("create_inline_stream", 0, format!("the {} backend has no inline streams", Self::NAME)))
+    }
+    /// Whether a stream is one.
+    fn is_inline(_stream: &Self::Stream) -> bool {
+        false
+    }
     /// Whether work on one of two streams waits for work on the other, though nobody asked for it: two ranks cannot
     /// meet on them.
     ///

@@ -28,6 +28,7 @@ pub struct Builder<B: Backend> {
     ordinals: Vec<usize>,
     devices: Vec<B::Device>,
     streams: Vec<B::Stream>,
+    inline_streams: bool,
     signal_buffers: Vec<Buffer<B, u8>>,
     /// Addresses and bytes of the caller's, who promised what `signal_addresses` asks.
     signal_addresses: Vec<(u64, usize)>,
@@ -48,6 +49,7 @@ impl<B: Backend> Builder<B> {
             ordinals,
             devices: Vec::new(),
             streams: Vec::new(),
+            inline_streams: false,
             signal_buffers: Vec::new(),
             signal_addresses: Vec::new(),
             virtual_ranks: false,
@@ -71,6 +73,18 @@ impl<B: Backend> Builder<B> {
     /// Streams of your own, one a rank. Default: new ones.
     pub fn streams(mut self, streams: impl IntoIterator<Item = B::Stream>) -> Self {
         self.streams = streams.into_iter().collect();
+        self
+    }
+
+    /// Streams whose work is done by the thread that waits for it, and by nobody else, for one thread a rank: a short
+    /// collective is then over without another thread being woken up. What a thread has called is begun when it
+    /// waits (or drops the [`InFlight`](crate::InFlight), or reads a buffer), and its peers wait for that. Each rank is
+    /// called for by a thread of its own, by [`into_ranks`](Communicator::into_ranks): one that waits for one rank does
+    /// nothing for the others, so that calls for all ranks are [`Error::Unsupported`], and so is a call for a
+    /// rank by a thread that has not waited for what it called for another. What cannot be seen beforehand ends with
+    /// [`Error::Timeout`]. Default: false. Streams that are given are taken as they are.
+    pub fn inline_streams(mut self, inline: bool) -> Self {
+        self.inline_streams = inline;
         self
     }
 
@@ -159,7 +173,8 @@ impl<B: Backend> Builder<B> {
     /// [`Error::InvalidArgument`] for options out of range; [`Error::NoDevice`] without devices;
     /// [`Error::PeerAccess`] or [`Error::PeerSelfTest`] for pairs that cannot reach each other;
     /// [`Error::SignalMemoryNotCoherent`] where signals would not be seen;
-    /// [`Error::Unsupported`] where a variable of the environment, which it names, makes launches wait for their kernels;
+    /// [`Error::Unsupported`] where a variable of the environment, which it names, makes launches wait for their kernels,
+    /// and for inline streams on a backend that has none;
     /// [`Error::Tuning`] for a tuning file that cannot be used;
     /// [`Error::Driver`] for what the driver refused. Nothing stays behind.
     pub fn build(mut self) -> Result<Communicator<B>> {
@@ -209,6 +224,7 @@ impl<B: Backend> Builder<B> {
             host &= properties.threads <= 1;
             let stream = match self.streams.get(rank) {
                 Some(stream) => stream.clone(),
+                None if self.inline_streams => B::create_inline_stream(device).map_err(error)?,
                 None => B::create_stream(device).map_err(error)?,
             };
             let signal = match self.signal_buffers.get(rank) {
@@ -243,6 +259,7 @@ impl<B: Backend> Builder<B> {
                 control,
                 functions,
                 ticks_per_second: properties.ticks_per_second.max(1),
+                caller: AtomicU64::new(0),
                 state: std::sync::Mutex::new(RankState::new()),
             });
             names.push(properties.name);
@@ -297,6 +314,10 @@ impl<B: Backend> Builder<B> {
         }
         if self.limit.is_some_and(|l| l.is_zero()) {
             return Err(invalid(OPERATION, None, "timeout", "more than zero (or None)", "0 s"));
+        }
+        if self.inline_streams && !B::INLINE {
+            let what = format!("the {} backend has no inline streams; leave inline_streams out", B::NAME);
+            return Err(Error::Unsupported { operation: OPERATION, what });
         }
         if self.payload_bytes > 1 << 40 {
             return Err(invalid(OPERATION, None, "payload_bytes", "at most 1 TiB", self.payload_bytes));

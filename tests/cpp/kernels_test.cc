@@ -586,6 +586,8 @@ void a_header_is_compared(int which) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  // What fails is to be read even where the rest hangs.
+  setvbuf(stdout, nullptr, _IOLBF, 0);
   if (argc > 1) time_limit = strtoull(argv[1], nullptr, 10) * 1000 * 1000;
   copies();
   for (unsigned seed = 1; seed <= 3; ++seed) {

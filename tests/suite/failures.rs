@@ -451,6 +451,7 @@ fn g4_drops_do_not_wait_for_others() {
     assert!(begin.elapsed() < Duration::from_secs(2), "took {:?}", begin.elapsed());
 }
 
+one_call! {
 /// Case G2: many communicators, one after the other.
 #[rstest]
 fn g2_communicators_come_and_go() {
@@ -537,6 +538,7 @@ fn reset_does_not_wait_for_the_work_of_others() {
     let mut data: Vec<_> = (0..2).map(|r| first.buffer_from(r, &[r as u8; 9]).expect("buffer")).collect();
     first.broadcast_in_place(&mut data, 1).expect("launch").wait().expect("outcome");
     assert_eq!(data[0].to_vec().expect("read"), [1; 9]);
+}
 }
 
 /// With the communicator, what it had borrowed goes free.

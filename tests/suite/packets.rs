@@ -10,9 +10,7 @@ use rstest::rstest;
 
 use super::{
     B,
-    broadcast::check,
     failures::{disagree, guarded_broadcast, guarded_reduce_scatter, recovers},
-    reduce_scatter::{Place, check_at},
 };
 use crate::support::{Random, builder, cells, communicator, on_threads, oracle, rank_handles};
 
@@ -23,6 +21,12 @@ fn low_latency(root: usize) -> Broadcast {
 fn sum() -> ReduceScatter {
     ReduceScatter::new(ReduceOp::Sum).algorithm(Algorithm::LowLatency)
 }
+
+one_call! {
+use super::{
+    broadcast::check,
+    reduce_scatter::{Place, check_at},
+};
 
 /// Bytes around the data of a packet, of one access of two, of all threads' accesses, and of a slot; any alignment.
 #[rstest]
@@ -150,6 +154,7 @@ fn ten_thousand_launches_of_both_kinds() {
             assert!(bytes == *state, "round {round}, rank {rank}");
         }
     }
+}
 }
 
 /// A rank that comes late finds what two launches left for it, and the third waits for it.
@@ -293,6 +298,7 @@ fn a11_packets_of_before_a_reset() {
     }
 }
 
+one_call! {
 /// The planner's own choice, on both sides of its border: never beyond what packets are good for, and below where the
 /// cost model or a row has something else faster.
 #[rstest]
@@ -313,4 +319,5 @@ fn the_border_of_what_is_small() {
     for count in [border.max(1), border + 1] {
         check(&comm, DType::U8, count, Broadcast::from_root(1), 1, [0, 0], false);
     }
+}
 }

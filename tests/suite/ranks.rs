@@ -100,6 +100,7 @@ fn b4_nothing_to_move_is_fine() {
     });
 }
 
+one_call! {
 /// The raw forms, all ranks in one call, on streams of the caller's; two streams take turns.
 #[rstest]
 fn raw_calls_on_streams_of_ones_own() {
@@ -251,4 +252,5 @@ fn two_communicators_on_the_same_devices() {
         two.wait().expect("outcome");
         one.wait().expect("outcome");
     }
+}
 }

@@ -9,6 +9,7 @@ pub(crate) mod oracle;
 pub(crate) mod program;
 
 use std::{
+    cell::Cell,
     sync::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -104,6 +105,29 @@ macro_rules! needs_device {
     };
 }
 
+/// Around tests that drive several ranks by one call, or by one thread: not for inline streams, with which there is no
+/// such thing (`matrix.rs`, where this is another one then).
+#[allow(unused_macros)]
+macro_rules! one_call {
+    ($($tests:tt)*) => { $($tests)* };
+}
+
+thread_local!(static INLINE: Cell<bool> = const { Cell::new(false) });
+
+/// While it lives, the communicators that this thread builds have inline streams.
+pub(crate) struct Inline(());
+
+impl Drop for Inline {
+    fn drop(&mut self) {
+        INLINE.set(false);
+    }
+}
+
+pub(crate) fn inline_streams() -> Inline {
+    INLINE.set(true);
+    Inline(())
+}
+
 /// The device that stands for `wanted`.
 pub(crate) fn device<B: Backend>(wanted: usize) -> B::Device {
     B::open(wanted % B::device_count().expect("a device")).expect("device")
@@ -116,6 +140,7 @@ pub(crate) fn builder<B: Backend>(devices: impl IntoIterator<Item = usize>) -> B
     let shared = wanted.iter().any(|d| *d >= count);
     Communicator::builder(wanted.into_iter().map(|d| d % count))
         .virtual_ranks(shared)
+        .inline_streams(INLINE.get())
         .coherent_buffers(COHERENT.load(Ordering::Relaxed))
 }
 

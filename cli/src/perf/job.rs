@@ -11,6 +11,7 @@ use crossccl::{Backend, Broadcast, Buffer, Communicator, InFlight, Recording, Re
 use super::{
     cases::Case,
     check::{Oracle, Part, Tally},
+    drive::RankCall,
     values::{Source, Values},
 };
 use crate::error::CliError;
@@ -41,8 +42,10 @@ pub(crate) enum Place {
 pub(crate) trait Job<B: Backend> {
     /// Fills the inputs from `source` and everything else with poison.
     fn prepare(&mut self, place: Place, source: Source) -> Result<(), CliError>;
-    /// One call.
-    fn call(&mut self, place: Place, at: usize) -> Result<InFlight<'_, B>, CliError>;
+    /// One call for all ranks.
+    fn call(&mut self, comm: &Communicator<B>, place: Place, at: usize) -> Result<InFlight<'_, B>, CliError>;
+    /// Each rank's part of a call at 0, for a thread of its own.
+    fn calls(&mut self, place: Place) -> Vec<RankCall<'_, B>>;
     /// One call, recorded.
     fn record(&mut self, place: Place, at: usize, into: &mut Recording<B>) -> Result<(), CliError>;
     /// Compares all memory after one call at 0 with what it should be.
@@ -53,7 +56,8 @@ pub(crate) trait Job<B: Backend> {
 
 /// What the jobs share.
 pub(crate) struct Bench<'c, B: Backend> {
-    comm: &'c Communicator<B>,
+    /// One a rank.
+    streams: &'c [B::Stream],
     oracle: Oracle,
     case: Case,
     unalign: usize,
@@ -64,16 +68,16 @@ pub(crate) struct Bench<'c, B: Backend> {
 }
 
 impl<'c, B: Backend> Bench<'c, B> {
-    pub(crate) fn new(comm: &'c Communicator<B>, case: &Case, unalign: usize, places: usize) -> Result<Self, CliError> {
+    pub(crate) fn new(streams: &'c [B::Stream], case: &Case, unalign: usize, places: usize) -> Result<Self, CliError> {
         let oracle = Oracle::new(case.dtype, case.op)?;
-        Ok(Bench { comm, oracle, case: *case, unalign, places, want: Vec::new(), got: Vec::new() })
+        Ok(Bench { streams, oracle, case: *case, unalign, places, want: Vec::new(), got: Vec::new() })
     }
 
     fn buffer(&self, rank: usize, count: usize) -> Result<Buffer<B, Untyped>, CliError> {
-        let Some(stream) = self.comm.stream(rank) else {
+        let Some(stream) = self.streams.get(rank) else {
             return Err(CliError::Usage(format!(
                 "perf: there is no rank {rank}; the ranks are 0 to {}",
-                self.comm.ranks() - 1
+                self.streams.len().saturating_sub(1)
             )));
         };
         // A sum that does not fit is refused as too large like any other.
@@ -149,7 +153,7 @@ impl<'c, B: Backend> BroadcastJob<'c, B> {
     pub(crate) fn new(bench: Bench<'c, B>, what: Broadcast) -> Result<Self, CliError> {
         let (root, count) = (bench.case.root.unwrap_or(0), bench.case.count);
         let input = bench.buffer(root, count)?;
-        let outputs = (0..bench.comm.ranks()).map(|rank| bench.buffer(rank, count)).collect::<Result<_, _>>()?;
+        let outputs = (0..bench.streams.len()).map(|rank| bench.buffer(rank, count)).collect::<Result<_, _>>()?;
         Ok(BroadcastJob { bench, what, root, input, outputs })
     }
 
@@ -169,13 +173,29 @@ impl<B: Backend> Job<B> for BroadcastJob<'_, B> {
         self.bench.put(if place == Place::Out { &mut self.input } else { &mut self.outputs[self.root] }, count, fill)
     }
 
-    fn call(&mut self, place: Place, at: usize) -> Result<InFlight<'_, B>, CliError> {
-        let (comm, what, data) = (self.bench.comm, self.what.clone(), self.bench.data(self.bench.case.count, at));
+    fn call(&mut self, comm: &Communicator<B>, place: Place, at: usize) -> Result<InFlight<'_, B>, CliError> {
+        let (what, data) = (self.what.clone(), self.bench.data(self.bench.case.count, at));
         let outputs = slices_mut(self.outputs.iter_mut().map(|output| (output, data.clone())))?;
         Ok(match place {
             Place::Out => comm.broadcast(self.input.slice(data)?, outputs, what)?,
             Place::In => comm.broadcast_in_place(outputs, what)?,
         })
+    }
+
+    fn calls(&mut self, place: Place) -> Vec<RankCall<'_, B>> {
+        let (what, data, root) = (&self.what, self.bench.data(self.bench.case.count, 0), self.root);
+        let mut calls: Vec<RankCall<'_, B>> = Vec::new();
+        for (rank, output) in self.outputs.iter_mut().enumerate() {
+            let (input, data) = ((rank == root).then_some(&self.input), data.clone());
+            calls.push(Box::new(move |comm| match place {
+                Place::Out => {
+                    let input = input.map(|input| input.slice(data.clone())).transpose()?;
+                    comm.broadcast(input, output.slice_mut(data.clone())?, what.clone())?.wait()
+                }
+                Place::In => comm.broadcast_in_place(output.slice_mut(data.clone())?, what.clone())?.wait(),
+            }));
+        }
+        calls
     }
 
     fn record(&mut self, place: Place, at: usize, into: &mut Recording<B>) -> Result<(), CliError> {
@@ -232,7 +252,7 @@ impl<'c, B: Backend> ReduceScatterJob<'c, B> {
         axis: usize,
         group_size: usize,
     ) -> Result<Self, CliError> {
-        let ranks = 0..bench.comm.ranks();
+        let ranks = 0..bench.streams.len();
         let parts: Vec<Part> = ranks.clone().map(|r| Part::new(shape, axis, group_size, r % group_size)).collect();
         let inputs = ranks.clone().map(|r| bench.buffer(r, bench.case.count)).collect::<Result<_, _>>()?;
         let outputs = ranks.map(|r| bench.buffer(r, parts[r].count())).collect::<Result<_, _>>()?;
@@ -269,8 +289,8 @@ impl<B: Backend> Job<B> for ReduceScatterJob<'_, B> {
         Ok(())
     }
 
-    fn call(&mut self, place: Place, at: usize) -> Result<InFlight<'_, B>, CliError> {
-        let (comm, what) = (self.bench.comm, self.what.clone());
+    fn call(&mut self, comm: &Communicator<B>, place: Place, at: usize) -> Result<InFlight<'_, B>, CliError> {
+        let what = self.what.clone();
         let (data, parts) = (self.input_data(at), self.output_data(at));
         if place == Place::In {
             let buffers = slices_mut(self.inputs.iter_mut().map(|buffer| (buffer, data.clone())))?;
@@ -278,6 +298,22 @@ impl<B: Backend> Job<B> for ReduceScatterJob<'_, B> {
         }
         let inputs = self.inputs.iter().map(|input| input.slice(data.clone())).collect::<Result<Vec<_>, _>>()?;
         Ok(comm.reduce_scatter(inputs, slices_mut(self.outputs.iter_mut().zip(parts))?, what)?)
+    }
+
+    fn calls(&mut self, place: Place) -> Vec<RankCall<'_, B>> {
+        let (data, parts, what) = (self.input_data(0), self.output_data(0), &self.what);
+        let mut calls: Vec<RankCall<'_, B>> = Vec::new();
+        for ((input, output), part) in self.inputs.iter_mut().zip(&mut self.outputs).zip(parts) {
+            let data = data.clone();
+            calls.push(Box::new(move |comm| match place {
+                Place::Out => {
+                    let output = output.slice_mut(part.clone())?;
+                    comm.reduce_scatter(input.slice(data.clone())?, output, what.clone())?.wait()
+                }
+                Place::In => comm.reduce_scatter_in_place(input.slice_mut(data.clone())?, what.clone())?.wait(),
+            }));
+        }
+        calls
     }
 
     fn record(&mut self, place: Place, at: usize, into: &mut Recording<B>) -> Result<(), CliError> {

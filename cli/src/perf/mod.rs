@@ -6,10 +6,12 @@
 
 mod cases;
 mod check;
+mod drive;
 mod explain;
 mod job;
 mod output;
 mod plot;
+mod repeat;
 mod report;
 mod timing;
 pub(crate) mod tune;
@@ -27,8 +29,10 @@ use crate::{
 };
 use cases::Case;
 use check::Tally;
+use drive::{Caller, Drive, Ranks};
 use job::{Bench, BroadcastJob, Job, Place, ReduceScatterJob};
 use plot::Plot;
+use repeat::Repeat;
 use report::{Document, Measured, Report, Row};
 use timing::{Caches, Timing};
 
@@ -125,10 +129,17 @@ pub(crate) struct CommonArguments {
     /// From each size to the next
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(2..))]
     factor: u32,
-    /// Timed calls of each size. The table's p50 is their median: half of them took at most this long; p99
-    /// is what 99 of 100 took at most, so with fewer than 100 calls the longest
-    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
-    iters: u32,
+    /// Timed calls of each size [default: at least 20, until the median is stable]. The table's p50 is their median: half
+    /// of them took at most this long; p99 is what 99 of 100 took at most, so with fewer than 100 calls the longest
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    iters: Option<u32>,
+    /// The median is stable when its 95 % confidence interval lies within so many percent of it on both sides
+    #[arg(long, value_name = "PERCENT", default_value = "5", value_parser = parse_percent, conflicts_with = "iters")]
+    within: f64,
+    /// Seconds of calls of each size, or 10000 calls, after which the median counts as it is; below the table stands which
+    /// were not stable. 20 calls are made in any case
+    #[arg(long, value_name = "SECONDS", default_value = "0.25", value_parser = parse_timeout, conflicts_with = "iters")]
+    max_time: Duration,
     /// Calls before them that are not timed
     #[arg(long, value_name = "N", default_value_t = 5)]
     warmup: u32,
@@ -140,6 +151,11 @@ pub(crate) struct CommonArguments {
     /// As --time graph
     #[arg(long, conflicts_with = "time")]
     graph: bool,
+    /// Who calls: one thread for all ranks in one call; a thread a rank, each at its own pace; or inline, a thread a rank
+    /// that runs the rank's blocks itself, where the backend has such streams (cpu). Of threads, up to 40 calls in a row
+    /// are timed by the host, from the first rank to begin to the last to end, and divided
+    #[arg(long, value_name = "HOW", default_value = "one-call")]
+    drive: Drive,
     /// Inputs and outputs lie in no cache when a call begins [default: they are what the call before used]
     #[arg(long)]
     cold: bool,
@@ -228,6 +244,11 @@ fn parse_shape(text: &str) -> Result<Shape, String> {
     extents.map(Shape).map_err(|_| format!("`{text}` is not a shape; give extents joined by x, like 1024x512"))
 }
 
+fn parse_percent(text: &str) -> Result<f64, String> {
+    let percent = text.parse().ok().filter(|p: &f64| p.is_finite() && *p > 0.0);
+    percent.ok_or_else(|| format!("`{text}` is not a part of the median; give percent above 0, like 2.5"))
+}
+
 fn parse_timeout(text: &str) -> Result<Duration, String> {
     let limit = text.parse().ok().and_then(|s| Duration::try_from_secs_f64(s).ok()).filter(|d| !d.is_zero());
     limit.ok_or_else(|| format!("`{text}` is not a time limit; give seconds above 0, like 2.5"))
@@ -236,6 +257,19 @@ fn parse_timeout(text: &str) -> Result<Duration, String> {
 impl CommonArguments {
     fn clock<B: Backend>(&self) -> Result<Clock, CliError> {
         let asked = if self.graph { Some(Clock::Graph) } else { self.time };
+        if self.drive != Drive::OneCall {
+            let drive = self.drive.name();
+            return match asked {
+                _ if self.drive == Drive::Inline && !B::INLINE => Err(CliError::Usage(format!(
+                    "perf: the {} backend has no inline streams; use --drive thread-a-rank",
+                    B::NAME
+                ))),
+                None | Some(Clock::Host) => Ok(Clock::Host),
+                Some(_) => Err(CliError::Usage(format!(
+                    "perf: --drive {drive} is timed by the host; leave out --time and --graph, or --drive"
+                ))),
+            };
+        }
         let has = |clock| match clock {
             Clock::Host => true,
             Clock::Events => B::TIMED,
@@ -249,6 +283,13 @@ impl CommonArguments {
                 B::NAME,
                 if clock == Clock::Events { "events that take the time" } else { "graphs" },
             ))),
+        }
+    }
+
+    fn repeat(&self) -> Repeat {
+        match self.iters {
+            Some(times) => Repeat::Times(times),
+            None => Repeat::UntilStable { within: self.within, most: self.max_time },
         }
     }
 
@@ -364,6 +405,7 @@ fn measure<B: Backend>(command: &PerfCommand, plotted: bool) -> Result<Option<Do
     let clock = common.clock::<B>()?;
     let comm = builder::<B>(common.ranks as usize, common.virtual_ranks)
         .timeout(common.timeout)
+        .inline_streams(common.drive == Drive::Inline)
         .build()
         .map_err(CliError::from)?;
     if common.explain {
@@ -402,10 +444,12 @@ fn measure<B: Backend>(command: &PerfCommand, plotted: bool) -> Result<Option<Do
         Plot::check(command.name(), &rows, [out_of_place, in_place])?;
     }
     let mut report = Report::start::<B>(command, clock, &rows)?;
-    let mut caches = common.cold.then(|| Caches::new(&comm)).transpose()?;
+    let streams: Vec<_> = (0..comm.ranks()).filter_map(|rank| comm.stream(rank)).cloned().collect();
+    let mut ranks = Ranks::new(comm, common.drive);
+    let mut caches = common.cold.then(|| Caches::new(&streams)).transpose()?;
     for (case, mut row) in cases.iter().zip(rows) {
         let timing = Timing::new(clock, common, case.bytes, caches.as_ref().map_or(0, |c| c.bytes));
-        let bench = Bench::new(&comm, case, common.unalign, timing.places())?;
+        let bench = Bench::new(&streams, case, common.unalign, timing.places())?;
         let mut job: Box<dyn Job<B>> = match command {
             PerfCommand::Broadcast(a) => Box::new(BroadcastJob::new(bench, a.what(case))?),
             PerfCommand::ReduceScatter(a) => {
@@ -417,8 +461,8 @@ fn measure<B: Backend>(command: &PerfCommand, plotted: bool) -> Result<Option<Do
         let mut one = |place, wanted: bool| match wanted {
             true => {
                 job.prepare(place, job::TIMING)?;
-                let mut times = timing.samples(&comm, &mut *job, place, &mut caches)?;
-                verify(&mut *job, place, &mut times, case.bytes).map(Some)
+                let mut times = timing.samples(ranks.caller(), &mut *job, place, &mut caches)?;
+                verify(ranks.caller(), &mut *job, place, &mut times, timing.repeat, case.bytes).map(Some)
             }
             false => Ok(None),
         };
@@ -431,14 +475,21 @@ fn measure<B: Backend>(command: &PerfCommand, plotted: bool) -> Result<Option<Do
 
 /// Verifies one more call, on new inputs.
 fn verify<B: Backend>(
+    caller: Caller<'_, B>,
     job: &mut dyn Job<B>,
     place: Place,
     times: &mut [Duration],
+    repeat: Repeat,
     bytes: u64,
 ) -> Result<Measured, CliError> {
     let source = job::verifying(place);
     job.prepare(place, source)?;
-    job.call(place, 0)?.wait()?;
+    match caller {
+        Caller::OneCall(comm) => job.call(comm, place, 0)?.wait()?,
+        Caller::Threads(ranks) => {
+            drive::timed(ranks, job.calls(place), (0, 1), Repeat::Times(1), || Ok(()))?;
+        }
+    }
     let tally: Tally = job.verify(place, source)?;
-    Ok(Measured::new(times, bytes, job.bus_factor(), tally))
+    Ok(Measured::new(times, repeat, bytes, job.bus_factor(), tally))
 }

@@ -12,6 +12,7 @@ use plotters::{
 };
 
 use super::{
+    drive::Drive,
     job::Place,
     output::Output,
     report::{Document, Row},
@@ -365,7 +366,10 @@ fn facts(documents: &[Document]) -> Vec<String> {
             [] => String::new(),
         });
         facts.push(counted(d.cores, "core"));
-        facts.push(format!("median of {}", counted(d.iters as usize, "call")));
+        facts.push(medians(documents));
+        if d.driven_by != Drive::OneCall.name() {
+            facts.push(format!("driven by: {}", d.driven_by));
+        }
         facts.push(format!("algorithm asked for: {}", d.algorithm_asked));
         if d.unalign > 0 {
             facts.push(format!("data {} into each buffer", counted(d.unalign, "element")));
@@ -386,6 +390,19 @@ fn facts(documents: &[Document]) -> Vec<String> {
     facts.push("GB are 10^9 bytes".into());
     facts.retain(|fact| !fact.is_empty());
     facts
+}
+
+/// Of how many calls, and whether that was enough.
+fn medians(documents: &[Document]) -> String {
+    let rows = documents.iter().flat_map(|d| &d.rows);
+    let measured: Vec<_> = rows.flat_map(|row| [row.out_of_place, row.in_place]).flatten().collect();
+    let least = measured.iter().map(|m| m.calls).min().unwrap_or_default();
+    let most = measured.iter().map(|m| m.calls).max().unwrap_or_default();
+    let calls = if least == most { counted(most, "call") } else { format!("{least} to {most} calls") };
+    match measured.iter().filter(|m| m.stable == Some(false)).count() {
+        0 => format!("median of {calls}"),
+        n => format!("median of {calls}, {n} of {} not stable", measured.len()),
+    }
 }
 
 fn counted(n: usize, what: &str) -> String {

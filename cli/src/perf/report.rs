@@ -10,13 +10,28 @@ use std::{
 use crossccl::{Backend, Plan};
 use serde::Serialize;
 
-use super::{Clock, PerfCommand, cases::Case, check::Tally, output::Output};
+use super::{
+    Clock, PerfCommand,
+    cases::Case,
+    check::Tally,
+    drive::Drive,
+    output::Output,
+    repeat::{self, Repeat},
+};
 use crate::error::CliError;
 
 /// One place of one row.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Measured {
+    /// Timed calls.
+    pub(crate) calls: usize,
+    /// Whether the median is as stable as was asked for. `None` where a number of calls was.
+    pub(crate) stable: Option<bool>,
     pub(crate) time_us_p50: f64,
+    /// The 95 % confidence interval of the median; too few calls have none.
+    time_us_p50_interval: Option<(f64, f64)>,
+    /// How far from the median it reaches.
+    p50_within_percent: Option<f64>,
     time_us_p99: f64,
     time_us_min: f64,
     time_us_max: f64,
@@ -28,13 +43,18 @@ pub(crate) struct Measured {
 }
 
 impl Measured {
-    pub(crate) fn new(times: &mut [Duration], bytes: u64, bus_factor: f64, tally: Tally) -> Self {
+    pub(crate) fn new(times: &mut [Duration], repeat: Repeat, bytes: u64, bus_factor: f64, tally: Tally) -> Self {
         times.sort_unstable();
-        let us = |percent| percentile(times, percent).as_nanos() as f64 / 1e3;
+        let in_us = |time: Duration| time.as_nanos() as f64 / 1e3;
+        let us = |percent| in_us(percentile(times, percent));
         let median = us(50);
         let algbw = if median > 0.0 { bytes as f64 / median / 1e3 } else { 0.0 };
         Measured {
+            calls: times.len(),
+            stable: repeat.is_stable(times),
             time_us_p50: median,
+            time_us_p50_interval: repeat::interval(times).map(|(low, high)| (in_us(low), in_us(high))),
+            p50_within_percent: repeat::uncertainty(times),
             time_us_p99: us(99),
             time_us_min: us(0),
             time_us_max: us(100),
@@ -56,7 +76,7 @@ impl Measured {
 }
 
 /// The smallest of the sorted `times` that at least `percent` of them do not exceed.
-fn percentile(times: &[Duration], percent: usize) -> Duration {
+pub(crate) fn percentile(times: &[Duration], percent: usize) -> Duration {
     let rank = (times.len() * percent).div_ceil(100).max(1);
     times.get(rank - 1).copied().unwrap_or_default()
 }
@@ -194,10 +214,14 @@ pub(crate) struct Document {
     pub(crate) unalign: usize,
     pub(crate) max_blocks: Option<u32>,
     timeout_s: f64,
+    pub(crate) driven_by: &'static str,
     pub(crate) timed_by: &'static str,
     pub(crate) cold: bool,
     warmup: u32,
-    pub(crate) iters: u32,
+    /// Calls of each median; without it, until it is stable.
+    pub(crate) iters: Option<u32>,
+    within_percent: Option<f64>,
+    max_time_s: Option<f64>,
     pub(crate) rows: Vec<Row>,
     wrong: u64,
     checked: u64,
@@ -206,6 +230,7 @@ pub(crate) struct Document {
 
 pub(crate) struct Report {
     document: Document,
+    drive: Drive,
     table: Table,
     json: Option<Output>,
 }
@@ -235,17 +260,20 @@ impl Report {
             unalign: common.unalign,
             max_blocks: common.max_blocks,
             timeout_s: common.timeout.as_secs_f64(),
+            driven_by: common.drive.name(),
             timed_by: clock.name(),
             cold: common.cold,
             warmup: common.warmup,
             iters: common.iters,
+            within_percent: common.iters.is_none().then_some(common.within),
+            max_time_s: common.iters.is_none().then_some(common.max_time.as_secs_f64()),
             rows: Vec::new(),
             wrong: 0,
             checked: 0,
             average_busbw_gb_per_s: 0.0,
         };
         let json = common.json.as_deref().map(|path| Output::create("--json", path)).transpose()?;
-        let report = Report { document, table: Table::new(rows), json };
+        let report = Report { document, drive: common.drive, table: Table::new(rows), json };
         print(&report.head())?;
         Ok(report)
     }
@@ -253,7 +281,7 @@ impl Report {
     fn head(&self) -> String {
         let d = &self.document;
         let mut text = format!("# crossccl {} perf {}\n", d.version, d.collective);
-        text += &format!("# backend {}, {} ranks, {} cores\n", d.backend, d.ranks, d.cores);
+        text += &format!("# backend {}, {} ranks ({}), {} cores\n", d.backend, d.ranks, self.drive.told(), d.cores);
         for (rank, device) in d.devices.iter().enumerate() {
             text += &format!("#   rank {rank} on device {rank}: {device}\n");
         }
@@ -266,13 +294,17 @@ impl Report {
             text += &format!(" of {}", extents.join("x"));
         }
         text += &format!(", data {} elements into each buffer\n", d.unalign);
-        text += &format!(
-            "# {} calls to warm up, then {} timed by {}, {}; bandwidth at their median (p50), GB are 10^9 bytes\n#\n",
-            d.warmup,
-            d.iters,
-            d.timed_by,
-            if d.cold { "cold" } else { "hot" }
-        );
+        let (clock, caches) = (d.timed_by, if d.cold { "cold" } else { "hot" });
+        let calls = match (d.iters, d.within_percent, d.max_time_s) {
+            (None, Some(within), Some(most)) => format!(
+                "calls timed by {clock}, {caches}, until their median (p50) is known within {within} %, for {most} s at most;\n# \
+                 bandwidth at it"
+            ),
+            (iters, ..) => {
+                format!("{} timed by {clock}, {caches}; bandwidth at their median (p50)", iters.unwrap_or_default())
+            }
+        };
+        text += &format!("# {} calls to warm up, then {calls}, GB are 10^9 bytes\n#\n", d.warmup);
         text + &self.table.head()
     }
 
@@ -289,8 +321,10 @@ impl Report {
         measured().for_each(|m| tally.add(m.tally()));
         let average = measured().map(|m| m.busbw_gb_per_s).sum::<f64>() / measured().count().max(1) as f64;
         print(&format!(
-            "# wrong: {} of {} elements checked\n# avg busbw: {average:.3} GB/s\n",
-            tally.wrong, tally.checked
+            "{}# wrong: {} of {} elements checked\n# avg busbw: {average:.3} GB/s\n",
+            unstable(&self.document.rows),
+            tally.wrong,
+            tally.checked
         ))?;
         self.document.wrong = tally.wrong;
         self.document.checked = tally.checked;
@@ -302,6 +336,38 @@ impl Report {
         }
         verdict(self.document.collective, tally)?;
         Ok(self.document)
+    }
+}
+
+/// Medians that are told of one by one.
+const UNSTABLE_SHOWN: usize = 8;
+
+/// The medians that are less stable than was asked for, the least stable first, and what to do about it; nothing where
+/// there is none.
+fn unstable(rows: &[Row]) -> String {
+    let places = |row: &'_ Row| [("out of place", row.out_of_place), ("in place", row.in_place)];
+    let measured = rows.iter().flat_map(|row| places(row).map(|(place, measured)| (row, place, measured)));
+    let measured: Vec<_> = measured.filter_map(|(row, place, measured)| Some((row, place, measured?))).collect();
+    let mut found: Vec<_> = measured.iter().filter(|(.., m)| m.stable == Some(false)).collect();
+    if found.is_empty() {
+        return String::new();
+    }
+    let percent = |m: &Measured| m.p50_within_percent.unwrap_or(f64::INFINITY);
+    found.sort_by(|(.., a), (.., b)| percent(b).total_cmp(&percent(a)));
+    let mut text = format!(
+        "# not stable in its time: the median of {} of {}; give more by --max-time, or other work on this machine an end\n",
+        found.len(),
+        measured.len()
+    );
+    for (row, place, m) in found.iter().take(UNSTABLE_SHOWN) {
+        text += &format!("#   {} {}", row.bytes, row.dtype);
+        text += &row.op.map_or_else(String::new, |op| format!(" {op}"));
+        text += &row.root.map_or_else(String::new, |root| format!(" from rank {root}"));
+        text += &format!(", {place}: within {:.1} %, {} calls\n", percent(m), m.calls);
+    }
+    match found.len().saturating_sub(UNSTABLE_SHOWN) {
+        0 => text,
+        more => text + &format!("#   and {more} more, nearer to it\n"),
     }
 }
 
@@ -333,7 +399,11 @@ fn print(text: &str) -> Result<(), CliError> {
 pub(crate) fn example(collective: &'static str, measured: &[(u64, f64, f64)]) -> Document {
     let row = |&(bytes, time, busbw): &(u64, f64, f64)| {
         let m = Measured {
+            calls: 2,
+            stable: None,
             time_us_p50: time,
+            time_us_p50_interval: None,
+            p50_within_percent: None,
             time_us_p99: time,
             time_us_min: time,
             time_us_max: time,
@@ -370,10 +440,13 @@ pub(crate) fn example(collective: &'static str, measured: &[(u64, f64, f64)]) ->
         unalign: 0,
         max_blocks: None,
         timeout_s: 30.0,
+        driven_by: Drive::OneCall.name(),
         timed_by: "host",
         cold: false,
         warmup: 1,
-        iters: 2,
+        iters: Some(2),
+        within_percent: None,
+        max_time_s: None,
         rows: measured.iter().map(row).collect(),
         wrong: 0,
         checked: 1,
@@ -406,8 +479,36 @@ mod tests {
 
     #[test]
     fn bandwidths_are_those_of_nccl_tests() {
-        let m = Measured::new(&mut us(&[30, 10, 20]), 40_000, 0.75, Tally::default());
+        let m = Measured::new(&mut us(&[30, 10, 20]), Repeat::Times(3), 40_000, 0.75, Tally::default());
         assert_eq!((m.time_us_p50, m.algbw_gb_per_s, m.busbw_gb_per_s), (20.0, 2.0, 1.5));
+        assert_eq!((m.calls, m.stable, m.time_us_p50_interval), (3, None, None));
+    }
+
+    /// What did not become stable is told below the table, nothing else is.
+    #[test]
+    fn medians_that_are_not_stable_are_told() {
+        let rule = Repeat::UntilStable { within: 5.0, most: Duration::from_secs(1) };
+        let measured =
+            |times: &[u64]| Some(Measured::new(&mut us(times), rule, 1024, 1.0, Tally { wrong: 0, checked: 1 }));
+        let still = measured(&[10; 20]);
+        let jumps = measured(&[[10; 10], [13; 10]].concat());
+        let mut rows = example("broadcast", &[(1024, 1.0, 1.0); 12]).rows;
+        assert_eq!(unstable(&rows), "", "a number of calls was asked for");
+        for row in &mut rows {
+            (row.out_of_place, row.in_place) = (still, None);
+        }
+        assert_eq!(unstable(&rows), "");
+        rows[3].in_place = jumps;
+        rows[4].out_of_place = measured(&[[10; 10], [20; 10]].concat());
+        rows[4].root = Some(2);
+        let expected = "# not stable in its time: the median of 2 of 13; give more by --max-time, or other work on this \
+                        machine an end\n#   1024 f32 from rank 2, out of place: within 100.0 %, 20 calls\n#   1024 f32, in place: \
+                        within 30.0 %, 20 calls\n";
+        assert_eq!(unstable(&rows), expected);
+        rows.iter_mut().for_each(|row| row.in_place = jumps);
+        let told = unstable(&rows);
+        assert!(told.starts_with("# not stable in its time: the median of 13 of 24;"), "{told}");
+        assert!(told.ends_with("\n#   and 5 more, nearer to it\n") && told.lines().count() == 10, "{told}");
     }
 
     /// The widest of what is usual. Wider runs are told by wider columns, never by a column that is cut.

@@ -6,7 +6,9 @@ use crossccl::{Backend, Buffer, Communicator, Replay};
 
 use super::{
     Clock, CommonArguments,
+    drive::{self, Caller},
     job::{Job, Place},
+    repeat::Repeat,
 };
 use crate::error::CliError;
 
@@ -20,11 +22,23 @@ fn graph_calls(bytes: u64) -> (usize, usize) {
     }
 }
 
+/// Calls of a thread a rank in a row: as many as it takes that who begins first does not count; one, where it lasts or is
+/// to find its data in no cache.
+fn row(bytes: u64, cold: bool) -> u32 {
+    match bytes {
+        _ if cold => 1,
+        0..=0x1_0000 => 40,
+        0x1_0001..=0x10_0000 => 10,
+        _ => 1,
+    }
+}
+
 pub(crate) struct Timing {
     clock: Clock,
     warmup: u32,
-    iters: u32,
+    pub(crate) repeat: Repeat,
     calls: (usize, usize),
+    row: u32,
     places: usize,
 }
 
@@ -34,7 +48,8 @@ impl Timing {
         let calls = graph_calls(bytes);
         // Nothing can be done between the calls of a graph: each finds its data where none has been before it.
         let places = if clock == Clock::Graph { cache.div_ceil(bytes.max(1)).clamp(1, calls.1 as u64) } else { 1 };
-        Timing { clock, warmup: common.warmup, iters: common.iters, calls, places: places as usize }
+        let row = row(bytes, cache > 0);
+        Timing { clock, warmup: common.warmup, repeat: common.repeat(), calls, row, places: places as usize }
     }
 
     /// Places that each buffer must have.
@@ -42,37 +57,39 @@ impl Timing {
         self.places
     }
 
-    /// The timed calls, or in graphs their averages.
+    /// The timed calls, or in graphs and of threads their averages.
     pub(crate) fn samples<B: Backend>(
         &self,
-        comm: &Communicator<B>,
+        caller: Caller<'_, B>,
         job: &mut dyn Job<B>,
         place: Place,
         caches: &mut Option<Caches<B>>,
     ) -> Result<Vec<Duration>, CliError> {
-        for _ in 0..self.warmup {
-            job.call(place, 0)?.wait()?;
-        }
         let mut flush = || caches.as_mut().map_or(Ok(()), Caches::flush);
+        let comm = match caller {
+            Caller::OneCall(comm) => comm,
+            Caller::Threads(ranks) => {
+                return drive::timed(ranks, job.calls(place), (self.warmup, self.row), self.repeat, flush);
+            }
+        };
+        for _ in 0..self.warmup {
+            job.call(comm, place, 0)?.wait()?;
+        }
         match self.clock {
-            Clock::Host => (0..self.iters)
-                .map(|_| {
-                    flush()?;
-                    let begin = Instant::now();
-                    job.call(place, 0)?.wait()?;
-                    Ok(begin.elapsed())
-                })
-                .collect(),
-            Clock::Events => (0..self.iters)
-                .map(|_| {
-                    flush()?;
-                    let begin = events(comm)?;
-                    let flight = job.call(place, 0)?;
-                    let end = events(comm)?;
-                    flight.wait()?;
-                    elapsed::<B>(&begin, &end)
-                })
-                .collect(),
+            Clock::Host => self.timed(|| {
+                flush()?;
+                let begin = Instant::now();
+                job.call(comm, place, 0)?.wait()?;
+                Ok(begin.elapsed())
+            }),
+            Clock::Events => self.timed(|| {
+                flush()?;
+                let begin = events(comm)?;
+                let flight = job.call(comm, place, 0)?;
+                let end = events(comm)?;
+                flight.wait()?;
+                elapsed::<B>(&begin, &end)
+            }),
             Clock::Graph => {
                 let (few, many) = self.calls;
                 let (short, long) = (self.graph(comm, job, place, few)?, self.graph(comm, job, place, many)?);
@@ -85,14 +102,18 @@ impl Timing {
                 // The first launch of each carries it to the devices.
                 time(&short)?;
                 time(&long)?;
-                (0..self.iters)
-                    .map(|_| {
-                        let (short, long) = (time(&short)?, time(&long)?);
-                        Ok(long.saturating_sub(short) / (many - few) as u32)
-                    })
-                    .collect()
+                self.timed(|| {
+                    let (short, long) = (time(&short)?, time(&long)?);
+                    Ok(long.saturating_sub(short) / (many - few) as u32)
+                })
             }
         }
+    }
+
+    /// As often as was asked for.
+    fn timed(&self, sample: impl FnMut() -> Result<Duration, CliError>) -> Result<Vec<Duration>, CliError> {
+        let begin = Instant::now();
+        self.repeat.samples(|| begin.elapsed(), sample)
     }
 
     fn graph<B: Backend>(
@@ -136,15 +157,15 @@ pub(crate) struct Caches<B: Backend> {
 }
 
 impl<B: Backend> Caches<B> {
-    pub(crate) fn new(comm: &Communicator<B>) -> Result<Self, CliError> {
+    /// On the devices of one rank a stream.
+    pub(crate) fn new(streams: &[B::Stream]) -> Result<Self, CliError> {
         let (mut bytes, mut fill, mut devices) = (0, Vec::new(), Vec::new());
-        for rank in 0..comm.ranks() {
-            let Some(stream) = comm.stream(rank) else { continue };
+        for stream in streams {
             let device = B::device_of(stream);
             if devices.contains(&device) {
                 continue;
             }
-            let cache = told(B::properties(&device, comm.ranks(), 1))?.cache;
+            let cache = told(B::properties(&device, streams.len(), 1))?.cache;
             // Twice, as caches do not forget what is oldest strictly.
             fill.push(Buffer::new(stream, 2 * cache as usize)?);
             devices.push(device);

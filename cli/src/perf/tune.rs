@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Clock, Defaults, PerfCommand, cases::Case, job, job::Place, verify};
 use super::{
+    drive::Caller,
     job::{Bench, BroadcastJob, Job, ReduceScatterJob},
     timing::{Caches, Timing},
 };
@@ -301,9 +302,10 @@ fn measure<B: Backend>(arguments: &TuneArguments, comm: &Communicator<B>, point:
     let Some(case) = cases.iter().find(|case| case.bytes == point.bytes) else {
         return Err(CliError::Failure(format!("tune: {} bytes are none of the sizes", point.bytes)));
     };
-    let mut caches = common.cold.then(|| Caches::new(comm)).transpose()?;
+    let streams: Vec<_> = (0..comm.ranks()).filter_map(|rank| comm.stream(rank)).cloned().collect();
+    let mut caches = common.cold.then(|| Caches::new(&streams)).transpose()?;
     let timing = Timing::new(common.clock::<B>()?, common, case.bytes, caches.as_ref().map_or(0, |c| c.bytes));
-    let bench = Bench::new(comm, case, 0, timing.places())?;
+    let bench = Bench::new(&streams, case, 0, timing.places())?;
     // As in the records: a broadcast in place on the root, a reduce-scatter out of place.
     let (mut job, place): (Box<dyn Job<B>>, Place) = match &command {
         PerfCommand::Broadcast(a) => (Box::new(BroadcastJob::new(bench, a.what(case))?), Place::In),
@@ -313,8 +315,8 @@ fn measure<B: Backend>(arguments: &TuneArguments, comm: &Communicator<B>, point:
         }
     };
     job.prepare(place, job::TIMING)?;
-    let mut times = timing.samples(comm, &mut *job, place, &mut caches)?;
-    let measured = verify(&mut *job, place, &mut times, case.bytes)?;
+    let mut times = timing.samples(Caller::OneCall(comm), &mut *job, place, &mut caches)?;
+    let measured = verify(Caller::OneCall(comm), &mut *job, place, &mut times, timing.repeat, case.bytes)?;
     match measured.wrong() {
         0 => Ok(measured.time_us_p50),
         wrong => Err(CliError::Failure(format!(

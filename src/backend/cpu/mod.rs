@@ -26,7 +26,7 @@ pub struct Cpu;
 #[derive(Clone, Copy, Debug)]
 pub struct CpuFunction(driver::Entry);
 
-// SAFETY: memory comes from the allocator, zeroed and aligned; a stream is one thread that works off a queue;
+// SAFETY: memory comes from the allocator, zeroed and aligned; a stream is a queue that one thread at a time works off;
 // events count its jobs; kernels are found by name.
 unsafe impl Backend for Cpu {
     const NAME: &'static str = "cpu";
@@ -36,6 +36,7 @@ unsafe impl Backend for Cpu {
     type Function = CpuFunction;
     type Entered = ();
     type Graph = std::convert::Infallible;
+    const INLINE: bool = true;
 
     fn device_count() -> Result<usize, Fault> {
         Ok(MAX_RANKS)
@@ -98,6 +99,14 @@ unsafe impl Backend for Cpu {
 
     fn create_stream(device: &CpuDevice) -> Result<CpuStream, Fault> {
         CpuStream::new(device)
+    }
+
+    fn create_inline_stream(device: &CpuDevice) -> Result<CpuStream, Fault> {
+        Ok(CpuStream::inline(device))
+    }
+
+    fn is_inline(stream: &CpuStream) -> bool {
+        stream.is_inline()
     }
 
     fn device_of(stream: &CpuStream) -> CpuDevice {
@@ -197,6 +206,71 @@ mod tests {
         });
         assert!(stream.record().wait(None));
         assert!(data.iter().all(|x| *x == 7));
+    }
+
+    /// Of an inline stream nothing is done before somebody waits, and then by that thread, in order, across streams too.
+    #[test]
+    fn an_inline_stream_is_worked_off_by_who_waits() {
+        let device = CpuDevice::open(0).unwrap();
+        let [one, two] = [0, 1].map(|_| CpuStream::inline(&device));
+        let mut data = vec![0u8; 3000];
+        let at = data.as_mut_ptr() as u64;
+        let byte = |i: usize| {
+            // SAFETY: inside, and nobody writes it now.
+            unsafe { (at as *const u8).add(i).read_volatile() }
+        };
+        one.fill(at, 1, 2000);
+        one.fill(at, 2, 1000);
+        let first = one.record();
+        two.wait_event(&first);
+        two.copy(at + 2000, at, 1000);
+        one.fill(at, 3, 1000);
+        assert_eq!([byte(0), byte(2000)], [0, 0]);
+        // What stands in front is done, in the other stream too; what stands behind is not.
+        assert!(two.record().wait(None));
+        assert_eq!([byte(0), byte(1000), byte(2000)], [2, 1, 2]);
+        assert!(first.wait(Some(Instant::now())));
+        drop(two);
+        let last = one.record();
+        drop(one);
+        assert!(last.wait(Some(Instant::now() + std::time::Duration::from_secs(1))));
+        assert_eq!(byte(0), 3);
+        drop(data);
+    }
+
+    /// With a deadline, what others could keep from ending is not begun: false at once, and done by a later wait.
+    #[test]
+    fn an_inline_stream_begins_with_a_deadline_what_ends_by_then() {
+        use std::time::Duration;
+
+        use crate::{Broadcast, Error};
+        let comm = crate::Communicator::<Cpu>::builder(0..2).inline_streams(true).timeout(None).build().unwrap();
+        let mut ranks = comm.into_ranks();
+        let (other, one) = (ranks.pop().unwrap(), ranks.pop().unwrap());
+        let mut data = [0, 1].map(|_| one.buffer::<u8>(10).unwrap());
+        let [first, second] = &mut data;
+        let begin = Instant::now();
+        let soon = |ms| Some(Instant::now() + Duration::from_millis(ms));
+        let endless = one.broadcast_in_place(first, 1).unwrap();
+        let end = one.stream().record();
+        // Another stream that waits for it leaves its wait where it is.
+        let behind = CpuStream::inline(&one.stream().device());
+        behind.wait_event(&end);
+        assert!(!end.wait(soon(60_000)) && !behind.record().wait(soon(60_000)));
+        other.abort();
+        assert!(behind.record().wait(soon(60_000)) && end.wait(soon(0)));
+        assert_eq!(endless.wait(), Err(Error::Aborted));
+        std::thread::scope(|scope| {
+            scope.spawn(move || other.reset(Duration::from_secs(10)).unwrap());
+            one.reset(Duration::from_secs(10)).unwrap();
+        });
+
+        // One with a limit, which fits or does not.
+        let limited = one.broadcast_in_place(second, Broadcast::from_root(1).timeout(Duration::from_millis(50)));
+        let end = one.stream().record();
+        assert!(!end.wait(soon(40)) && end.wait(soon(60_000)));
+        assert!(matches!(limited.unwrap().wait(), Err(Error::Timeout { .. })));
+        assert!(begin.elapsed() < Duration::from_secs(5), "took {:?}", begin.elapsed());
     }
 
     /// A kernel that runs on the caller's thread does not flush denormals because the caller does, and leaves

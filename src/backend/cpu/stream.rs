@@ -5,6 +5,10 @@
 //! Who waits for an event without a limit takes the stream's next job itself, unless the thread has it
 //! already: with more ranks than cores every hand-over from thread to thread costs more than a small
 //! collective does. One job at a time, in order, whoever runs it.
+//!
+//! An inline stream has no thread at all: who waits runs its jobs, always, and nobody is woken up for them. A launch of more
+//! than one block has a crew there as well, since blocks of one rank cannot run one after another: those that send packets
+//! wait for headers that other blocks of their peers send, which wait in turn.
 
 use std::{
     collections::VecDeque,
@@ -22,7 +26,7 @@ use super::{
     device::CpuDevice,
     driver::{self, Entry},
 };
-use crate::abi::Arguments;
+use crate::abi::{Arguments, control};
 
 /// An ordered queue of work of one virtual device.
 #[derive(Clone)]
@@ -45,6 +49,8 @@ struct Owner {
 
 #[derive(Debug)]
 struct Queue {
+    /// Nobody but who waits runs its jobs.
+    inline: bool,
     pending: Mutex<Pending>,
     /// The worker waits for jobs here, others for their completion.
     changed: Condvar,
@@ -85,7 +91,8 @@ impl fmt::Debug for Job {
 
 impl fmt::Debug for CpuStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CpuStream(device {})", self.owner.device.ordinal())
+        let inline = if self.is_inline() { ", inline" } else { "" };
+        write!(f, "CpuStream(device {}{inline})", self.owner.device.ordinal())
     }
 }
 
@@ -113,14 +120,28 @@ fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<(), Fault
 
 impl CpuStream {
     pub(super) fn new(device: &CpuDevice) -> Result<Self, Fault> {
+        let stream = CpuStream::with_queue(device, false);
+        let worker = stream.owner.queue.clone();
+        spawn(format!("crossccl cpu {}", device.ordinal()), move || worker.work())?;
+        Ok(stream)
+    }
+
+    pub(super) fn inline(device: &CpuDevice) -> Self {
+        CpuStream::with_queue(device, true)
+    }
+
+    fn with_queue(device: &CpuDevice, inline: bool) -> Self {
         let queue = Arc::new(Queue {
+            inline,
             pending: Mutex::new(Pending { jobs: VecDeque::with_capacity(16), ..Pending::default() }),
             changed: Condvar::new(),
             completed: AtomicU64::new(0),
         });
-        let worker = queue.clone();
-        spawn(format!("crossccl cpu {}", device.ordinal()), move || worker.work())?;
-        Ok(CpuStream { owner: Arc::new(Owner { device: device.clone(), queue }) })
+        CpuStream { owner: Arc::new(Owner { device: device.clone(), queue }) }
+    }
+
+    pub(super) fn is_inline(&self) -> bool {
+        self.owner.queue.inline
     }
 
     pub(super) fn device(&self) -> CpuDevice {
@@ -177,12 +198,15 @@ impl CpuEvent {
     }
 
     pub(super) fn wait(&self, deadline: Option<Instant>) -> bool {
+        if self.queue.inline {
+            return self.queue.run_up_to(self, deadline);
+        }
         // Not with a limit: a job, once begun, has to be seen through.
         if deadline.is_none() {
             while !self.passed()
                 && let Some(job) = self.queue.take()
             {
-                driver::with_default_mode(|| job.run());
+                driver::with_default_mode(|| job.run(None));
                 self.queue.complete();
             }
         }
@@ -195,18 +219,18 @@ impl CpuEvent {
         }
         let mut pending = lock(&self.queue.pending);
         while !self.passed() {
-            let left = match deadline {
-                None => Duration::from_secs(3600),
-                Some(deadline) => match deadline.checked_duration_since(Instant::now()) {
-                    None | Some(Duration::ZERO) => return false,
-                    Some(left) => left,
-                },
-            };
-            pending.sleepers += 1;
-            pending = self.queue.changed.wait_timeout(pending, left).unwrap_or_else(PoisonError::into_inner).0;
-            pending.sleepers -= 1;
+            let Some(left) = left(deadline) else { return false };
+            pending = self.queue.sleep(pending, left);
         }
         true
+    }
+}
+
+/// `None` once the deadline has passed.
+fn left(deadline: Option<Instant>) -> Option<Duration> {
+    match deadline {
+        None => Some(Duration::from_secs(3600)),
+        Some(deadline) => deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()),
     }
 }
 
@@ -223,18 +247,54 @@ impl Queue {
 
     fn work(&self) {
         while let Some(job) = self.next() {
-            job.run();
+            job.run(None);
             self.complete();
         }
         // Only now: jobs that were still queued when the stream was dropped needed them.
-        for helper in lock(&self.pending).crew.drain(..) {
-            helper.set(HelperState::Ended);
+        lock(&self.pending).end_crew();
+    }
+
+    /// On an inline stream: runs the jobs up to the event's. Where there is a deadline, only those that are over by then
+    /// whatever others do; false as soon as one is not.
+    fn run_up_to(&self, event: &CpuEvent, deadline: Option<Instant>) -> bool {
+        while !event.passed() {
+            let mut pending = lock(&self.pending);
+            if pending.running {
+                let Some(left) = left(deadline) else { return false };
+                drop(self.sleep(pending, left));
+                continue;
+            }
+            let ends = pending.jobs.front().is_some_and(|job| job.ends_by(deadline));
+            let Some(job) = ends.then(|| pending.take()).flatten() else { return event.passed() };
+            drop(pending);
+            if !driver::with_default_mode(|| job.run(deadline)) {
+                self.give_back(job);
+                return false;
+            }
+            self.complete();
         }
+        true
+    }
+
+    fn sleep<'q>(&self, mut pending: MutexGuard<'q, Pending>, most: Duration) -> MutexGuard<'q, Pending> {
+        pending.sleepers += 1;
+        pending = self.changed.wait_timeout(pending, most).unwrap_or_else(PoisonError::into_inner).0;
+        pending.sleepers -= 1;
+        pending
     }
 
     /// The next job, if none is under way. Whoever takes it runs it and calls [`complete`](Self::complete).
     fn take(&self) -> Option<Job> {
         lock(&self.pending).take()
+    }
+
+    /// The job that was taken could not be done yet.
+    fn give_back(&self, job: Job) {
+        let mut pending = lock(&self.pending);
+        pending.jobs.push_front(job);
+        pending.running = false;
+        drop(pending);
+        self.changed.notify_all();
     }
 
     /// The job that was taken is done.
@@ -277,6 +337,13 @@ impl Queue {
     }
 }
 
+impl Drop for Queue {
+    fn drop(&mut self) {
+        // Of an inline stream: whoever waits for an event of it after it was dropped needs them.
+        self.pending.get_mut().unwrap_or_else(PoisonError::into_inner).end_crew();
+    }
+}
+
 impl Pending {
     fn take(&mut self) -> Option<Job> {
         if self.running {
@@ -287,13 +354,35 @@ impl Pending {
         Some(job)
     }
 
+    fn end_crew(&mut self) {
+        for helper in self.crew.drain(..) {
+            helper.set(HelperState::Ended);
+        }
+    }
+
     fn is_over(&self) -> bool {
         self.ended && !self.running && self.jobs.is_empty()
     }
 }
 
 impl Job {
-    fn run(&self) {
+    /// Whether it is over by then, whatever others do, or can be left: what another stream is to do is waited for no longer.
+    fn ends_by(&self, deadline: Option<Instant>) -> bool {
+        let (Some(deadline), Job::Launch { arguments, .. }) = (deadline, self) else { return true };
+        // The self-test has none, and waits for nobody.
+        if arguments.control == 0 {
+            return true;
+        }
+        // SAFETY: whoever enqueued the launch promised that the control record is valid until it is complete; the word is
+        // aligned, and all parties use atomic accesses.
+        let abort = unsafe { AtomicU64::from_ptr((arguments.control + control::ABORT) as *mut u64) };
+        let limit = Duration::from_nanos(arguments.limit);
+        abort.load(Ordering::Acquire) != 0
+            || !limit.is_zero() && Instant::now().checked_add(limit).is_some_and(|end| end <= deadline)
+    }
+
+    /// False where a deadline passed before an event of another stream: it can be run again.
+    fn run(&self, deadline: Option<Instant>) -> bool {
         match self {
             Job::Launch { entry, blocks, arguments, crew } => {
                 for (helper, block) in crew.iter().zip(1..) {
@@ -315,10 +404,9 @@ impl Job {
                 // SAFETY: whoever enqueued the fill promised that the range is valid.
                 unsafe { std::ptr::write_bytes(*to as *mut u8, *byte, *bytes) };
             }
-            Job::Wait(event) => {
-                event.wait(None);
-            }
+            Job::Wait(event) => return event.wait(deadline),
         }
+        true
     }
 }
 

@@ -2,6 +2,7 @@
 //! call must leave behind.
 
 use crate::{
+    packets::{broadcast_low_latency, reduce_scatter_low_latency},
     protocol::{Arguments, Block, World, broadcast_one_stage, broadcast_two_stage_staged, failure, reduce_scatter},
     sync::{Arc, thread},
 };
@@ -18,6 +19,17 @@ pub enum What {
     TwoStage(usize, usize),
     /// A sum.
     ReduceScatter,
+    /// From this rank of the domain, by packets.
+    Packets(usize),
+    /// A sum, by packets.
+    ReducePackets,
+}
+
+impl What {
+    /// Whether every rank has an input, of a part for each.
+    fn is_sum(self) -> bool {
+        matches!(self, What::ReduceScatter | What::ReducePackets)
+    }
 }
 
 /// What one rank calls.
@@ -66,6 +78,8 @@ impl Call {
             What::OneStage(root) => (1, root, 1),
             What::TwoStage(root, rounds) => (2, root, rounds),
             What::ReduceScatter => (3, 0, 1),
+            What::Packets(root) => (4, root, 1),
+            What::ReducePackets => (5, 0, 1),
         };
         kind | (root as u64) << 4 | (rounds as u64) << 12 | (self.group as u64) << 20 | self.tag << 28
     }
@@ -83,9 +97,11 @@ impl Call {
                 (ranks * w.half() * rounds - usize::from(rounds > 1 && ranks > 2), ranks * w.half(), rounds, root)
             }
             What::ReduceScatter => (w.blocks(), 0, 1, ranks),
+            What::Packets(root) => (w.slot, 0, 1, root),
+            What::ReducePackets => (w.slot, 0, 1, ranks),
         };
         // As the library has it: only who is read has an input.
-        let has_input = self.what == What::ReduceScatter || me == root;
+        let has_input = self.what.is_sum() || me == root;
         Arguments {
             rank: me,
             ranks,
@@ -108,6 +124,8 @@ impl Call {
             What::OneStage(_) => broadcast_one_stage,
             What::TwoStage(..) => broadcast_two_stage_staged,
             What::ReduceScatter => reduce_scatter,
+            What::Packets(_) => broadcast_low_latency,
+            What::ReducePackets => reduce_scatter_low_latency,
         }
     }
 }
@@ -149,7 +167,7 @@ pub fn calls(w: &Arc<World>, rank: usize, serial: u64, calls: &[Call]) {
     for (serial, call) in (serial..).zip(calls) {
         let a = call.arguments(w, rank);
         let fill = |value: &dyn Fn(usize) -> u64| {
-            let words = if call.what == What::ReduceScatter { a.words * a.ranks } else { a.words };
+            let words = if call.what.is_sum() { a.words * a.ranks } else { a.words };
             if a.input != 0 && w.state(rank) == failure::NONE {
                 (0..words).for_each(|i| w.at(a.input, i).write(value(i)));
             }
@@ -170,8 +188,10 @@ pub fn calls(w: &Arc<World>, rank: usize, serial: u64, calls: &[Call]) {
 fn right(w: &World, serial: u64, rank: usize, call: &Call, a: &Arguments) {
     for i in 0..a.words {
         let expected = match call.what {
-            What::OneStage(root) | What::TwoStage(root, _) => value(serial, a.first + root, i),
-            What::ReduceScatter => (0..a.ranks).map(|p| value(serial, a.first + p, a.rank * a.words + i)).sum::<u64>(),
+            What::OneStage(root) | What::TwoStage(root, _) | What::Packets(root) => value(serial, a.first + root, i),
+            What::ReduceScatter | What::ReducePackets => {
+                (0..a.ranks).map(|p| value(serial, a.first + p, a.rank * a.words + i)).sum::<u64>()
+            }
         };
         let got = w.at(a.output, i).read();
         assert!(got == expected, "wrong data: rank {rank}, call {serial}, word {i}: {got}, expected {expected}");

@@ -1,7 +1,7 @@
 //! Model checks of the protocol between ranks (`kernels-common/README.md`).
 //!
-//! The protocol is C++; [`protocol`] is the same steps in Rust, to be read beside `rendezvous.h`, over
-//! [`sync`]. So what is checked is the protocol, not the product's code: that is left to the sanitizers
+//! The protocol is C++; [`protocol`] and [`packets`] are the same steps in Rust, to be read beside `rendezvous.h` and
+//! `packets.h`, over [`sync`]. So what is checked is the protocol, not the product's code: that is left to the sanitizers
 //! and the suite. Who changes one changes the other.
 //!
 //! | tool | explores | does not model |
@@ -20,5 +20,6 @@
 
 pub mod check;
 pub mod host;
+pub mod packets;
 pub mod protocol;
 pub mod sync;

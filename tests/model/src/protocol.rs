@@ -1,11 +1,15 @@
-//! `kernels-common/rendezvous.h`, `broadcast.h` and `reduce_scatter.h`, step by step; names are theirs.
+//! `kernels-common/rendezvous.h`, `broadcast.h` and `reduce_scatter.h`, step by step; names are theirs. What goes by packets
+//! stands in [`packets`](crate::packets).
 //!
 //! What is left out: threads of a block (one a block, as on the CPU), vectors and tiles (a tile is one
 //! word), the fields of a record and of a failure that only error messages use, clocks (a deadline is
 //! a number of polls, and every poll is a slow look). A field of a record is one word of flag and data, not two. An
 //! address is the number of a buffer of the world's memory; 0 is null.
 
-use crate::sync::{Arc, AtomicU64, Ordering, Plain, thread};
+use crate::{
+    packets,
+    sync::{Arc, AtomicU64, Ordering, Plain, thread},
+};
 
 /// `kRecordSlots`.
 pub const RECORD_SLOTS: u64 = 2;
@@ -43,6 +47,16 @@ pub enum Planted {
     GoneAgrees,
     /// A failure in a group does not reach the world.
     PoisonStays,
+    /// Packets are sent when those of three launches ago are read, instead of two; one that stamps anew likewise.
+    AckOffByOne,
+    /// Headers of packets are not compared.
+    NoHeader,
+    /// A packet is taken when its flag is this launch's or a higher one.
+    OrderedFlags,
+    /// Words are not stamped anew.
+    NoRestamp,
+    /// Words are stamped anew in the slot of the launch alone.
+    RestampOneSlot,
 }
 
 /// `FailureKind`.
@@ -66,7 +80,7 @@ pub enum Phase {
 
 /// `Look`: what a wait found of one peer.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Look {
+pub(crate) enum Look {
     There,
     NotYet,
     Failed,
@@ -74,7 +88,7 @@ enum Look {
 
 /// `Record`, as far as peers act on it.
 #[derive(Debug)]
-struct Record {
+pub(crate) struct Record {
     fingerprint: AtomicU64,
     input: AtomicU64,
 }
@@ -90,20 +104,24 @@ fn launch_of(word: u64) -> u64 {
 
 /// One domain of a signal buffer.
 #[derive(Debug)]
-struct Domain {
+pub(crate) struct Domain {
     /// Owner only. `Plain`, so that loom sees if anybody else comes near.
     epoch: Plain,
     sequence: Plain,
     ticket: AtomicU64,
+    pub(crate) packets: Plain,
+    pub(crate) acks: Vec<AtomicU64>,
     records: Vec<Record>,
     flags: Vec<AtomicU64>,
+    /// Two slots a peer.
+    pub(crate) inbox: Vec<AtomicU64>,
 }
 
 /// `Signal`: what one rank owns and its peers write.
 #[derive(Debug)]
 pub struct Signal {
-    poison: Vec<AtomicU64>,
-    domains: Vec<Domain>,
+    pub(crate) poison: Vec<AtomicU64>,
+    pub(crate) domains: Vec<Domain>,
     payload: Vec<Plain>,
 }
 
@@ -123,6 +141,8 @@ pub struct World {
     memory: Vec<Vec<Plain>>,
     blocks: usize,
     half: usize,
+    pub(crate) slot: usize,
+    pub(crate) restamp: u64,
     planted: Planted,
 }
 
@@ -139,6 +159,16 @@ pub struct Shape {
     pub half: usize,
     /// Buffers a rank, and their words.
     pub buffers: (usize, usize),
+    /// Words of data of a slot of an inbox.
+    pub slot: usize,
+    /// `kRestamp`: flags of packets repeat after twice as many launches. At least 4: a rank's words of restamping launch m
+    /// have the flag of m - 1, which is that of m - 1 + 2 restamp; who is there knows that all have finished what was
+    /// three launches before (it has the data of a root that had waited for their acknowledgements of the launch before
+    /// the last), which must be past m + restamp, where they were stamped anew. With 2 the model finds a word that was not.
+    pub restamp: u64,
+    /// Launches by packets that there were, all read, and what number the flags of the data in the inboxes are of; 0
+    /// for none.
+    pub packets: (u64, u64),
     /// The bug.
     pub planted: Planted,
 }
@@ -146,7 +176,17 @@ pub struct Shape {
 impl Shape {
     /// One domain, one block, one word everywhere.
     pub fn new(ranks: usize) -> Self {
-        Shape { ranks, blocks: 1, domains: 1, half: 1, buffers: (2, ranks), planted: Planted::None }
+        Shape {
+            ranks,
+            blocks: 1,
+            domains: 1,
+            half: 1,
+            buffers: (2, ranks),
+            slot: 1,
+            restamp: 1 << 30,
+            packets: (0, 0),
+            planted: Planted::None,
+        }
     }
 }
 
@@ -156,10 +196,18 @@ impl World {
         let zeros = |n: usize| (0..n).map(|_| Plain::new(0)).collect::<Vec<_>>();
         let words = |n: usize| (0..n).map(|_| AtomicU64::new(0)).collect::<Vec<_>>();
         let record = || Record { fingerprint: AtomicU64::new(0), input: AtomicU64::new(0) };
+        let stale = if s.packets.1 == 0 { 0 } else { packets::flag(s.packets.1, s.restamp) | 0xbad };
+        let inbox = s.ranks * packets::INBOX_SLOTS * (packets::HEADER + s.slot);
         let domain = || Domain {
             epoch: Plain::new(0),
             sequence: Plain::new(0),
             ticket: AtomicU64::new(0),
+            packets: Plain::new(s.packets.0),
+            acks: (0..s.ranks).map(|_| AtomicU64::new(s.packets.0)).collect(),
+            // Headers have been written since.
+            inbox: (0..inbox)
+                .map(|at| AtomicU64::new(if at % (packets::HEADER + s.slot) < packets::HEADER { 0 } else { stale }))
+                .collect(),
             records: (0..s.ranks * RECORD_SLOTS as usize).map(|_| record()).collect(),
             flags: words(2 * s.blocks * s.ranks),
         };
@@ -177,6 +225,8 @@ impl World {
             memory: (0..s.ranks * s.buffers.0).map(|_| zeros(s.buffers.1)).collect(),
             blocks: s.blocks,
             half: s.half,
+            slot: s.slot,
+            restamp: s.restamp,
             planted: s.planted,
         })
     }
@@ -194,7 +244,7 @@ impl World {
         self.half
     }
 
-    fn planted(&self, bug: Planted) -> bool {
+    pub(crate) fn planted(&self, bug: Planted) -> bool {
         self.planted == bug
     }
 
@@ -230,6 +280,11 @@ impl World {
             };
             common(|d| &d.epoch);
             common(|d| &d.sequence);
+            common(|d| &d.packets);
+            for domain in ranks().map(|s| &s.domains[d]) {
+                domain.acks.iter().for_each(|ack| ack.store(domain.packets.read(), Ordering::Relaxed));
+                domain.inbox.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+            }
             ranks().for_each(|s| s.domains[d].ticket.store(0, Ordering::Relaxed));
         }
         for s in ranks() {
@@ -299,32 +354,34 @@ pub enum Arrival {
 /// `Rendezvous`.
 #[derive(Debug)]
 pub struct Rendezvous<'w> {
-    w: &'w World,
-    a: &'w Arguments,
-    b: Block,
-    epoch: u64,
+    pub(crate) w: &'w World,
+    pub(crate) a: &'w Arguments,
+    pub(crate) b: Block,
+    pub(crate) epoch: u64,
     sequence: u64,
-    ok: bool,
+    /// Of this launch among those by packets; 0: it is none.
+    pub(crate) number: u64,
+    pub(crate) ok: bool,
 }
 
 impl<'w> Rendezvous<'w> {
     /// Reads epoch and sequence.
     pub fn new(w: &'w World, b: Block, a: &'w Arguments) -> Self {
         let own = &w.signal[a.first + a.rank].domains[a.domain];
-        Rendezvous { w, a, b, epoch: own.epoch.read() + 1, sequence: own.sequence.read(), ok: true }
+        Rendezvous { w, a, b, epoch: own.epoch.read() + 1, sequence: own.sequence.read(), number: 0, ok: true }
     }
 
-    fn world_rank(&self) -> usize {
+    pub(crate) fn world_rank(&self) -> usize {
         self.a.first + self.a.rank
     }
-    fn own(&self) -> &'w Signal {
+    pub(crate) fn own(&self) -> &'w Signal {
         &self.w.signal[self.world_rank()]
     }
-    fn peer(&self, p: usize) -> &'w Signal {
+    pub(crate) fn peer(&self, p: usize) -> &'w Signal {
         &self.w.signal[self.a.first + p]
     }
     /// `Signal::record`.
-    fn record(&self, of: &'w Signal, peer: usize) -> &'w Record {
+    pub(crate) fn record(&self, of: &'w Signal, peer: usize) -> &'w Record {
         &of.domains[self.a.domain].records[peer * RECORD_SLOTS as usize + (self.epoch % RECORD_SLOTS) as usize]
     }
     /// `Signal::flag`.
@@ -351,7 +408,7 @@ impl<'w> Rendezvous<'w> {
         self.advance();
     }
 
-    fn join(&mut self, good: bool) -> bool {
+    pub(crate) fn join(&mut self, good: bool) -> bool {
         self.ok = good && self.ok;
         self.ok
     }
@@ -367,7 +424,7 @@ impl<'w> Rendezvous<'w> {
     }
 
     /// `input_of`.
-    fn input_of(&self, p: usize) -> u64 {
+    pub(crate) fn input_of(&self, p: usize) -> u64 {
         if p == self.a.rank || p >= self.a.ranks {
             return self.a.input;
         }
@@ -397,7 +454,7 @@ impl<'w> Rendezvous<'w> {
             if me.flag(me.own(), phase, p).load(Ordering::Acquire) >= wanted {
                 return Look::There;
             }
-            if me.look_at_record(p) == Arrival::Differs {
+            if me.glance_at_record(p) == Arrival::Differs {
                 me.fail(failure::MISMATCH, p);
                 return Look::Failed;
             }
@@ -416,8 +473,20 @@ impl<'w> Rendezvous<'w> {
             return;
         }
         own.ticket.store(0, Ordering::Relaxed);
-        own.sequence.write(self.sequence + self.a.rounds as u64);
+        if self.number != 0 {
+            own.packets.write(self.number);
+            for p in (0..self.a.ranks).filter(|p| self.ok && *p != self.a.rank) {
+                self.peer(p).domains[self.a.domain].acks[self.a.rank].store(self.number, Ordering::Relaxed);
+            }
+        } else {
+            own.sequence.write(self.sequence + self.a.rounds as u64);
+        }
         own.epoch.write(self.epoch);
+    }
+
+    /// `stamped_fingerprint`.
+    pub(crate) fn stamped_fingerprint(&self) -> u64 {
+        self.epoch << 48 | self.a.fingerprint & 0xffff_ffff_ffff
     }
 
     /// `send_record`.
@@ -426,6 +495,17 @@ impl<'w> Rendezvous<'w> {
         let order = if self.w.planted(Planted::RelaxedRecord) { Ordering::Relaxed } else { Ordering::Release };
         r.fingerprint.store(flagged(self.epoch, self.a.fingerprint), order);
         r.input.store(flagged(self.epoch, self.a.input), order);
+    }
+
+    /// `glance_at_record`.
+    pub(crate) fn glance_at_record(&self, p: usize) -> Arrival {
+        let word = self.record(self.own(), p).fingerprint.load(Ordering::Relaxed);
+        match launch_of(word) {
+            epoch if epoch > self.epoch => Arrival::Gone,
+            epoch if epoch < self.epoch => Arrival::Absent,
+            _ if word as u32 == self.a.fingerprint as u32 || self.w.planted(Planted::NoCompare) => Arrival::Agrees,
+            _ => Arrival::Differs,
+        }
     }
 
     /// `look_at_record`.
@@ -496,14 +576,14 @@ impl<'w> Rendezvous<'w> {
     }
 
     /// `must_end`.
-    fn must_end(&self, polls: u32) -> bool {
+    pub(crate) fn must_end(&self, polls: u32) -> bool {
         self.a.limit.is_some_and(|limit| polls >= limit)
             || self.w.control[self.world_rank()].abort.load(Ordering::Relaxed) != 0
             || self.own().poison.iter().any(|p| p.load(Ordering::Relaxed) != failure::NONE)
     }
 
     /// `give_up`.
-    fn give_up(&self, p: usize) {
+    pub(crate) fn give_up(&self, p: usize) {
         for (k, poison) in self.own().poison.iter().enumerate() {
             if k != self.world_rank() && poison.load(Ordering::Acquire) != failure::NONE {
                 self.fail(failure::POISONED, k);
@@ -516,7 +596,7 @@ impl<'w> Rendezvous<'w> {
     }
 
     /// `fail`.
-    fn fail(&self, kind: u64, p: usize) {
+    pub(crate) fn fail(&self, kind: u64, p: usize) {
         let word = &self.own().poison[self.world_rank()];
         if word.compare_exchange(failure::NONE, kind, Ordering::AcqRel, Ordering::Relaxed).is_err() {
             return;
@@ -530,7 +610,7 @@ impl<'w> Rendezvous<'w> {
     }
 
     /// `hand_on`.
-    fn hand_on(&self) {
+    pub(crate) fn hand_on(&self) {
         if self.w.planted(Planted::PoisonStays) {
             return;
         }
@@ -549,10 +629,10 @@ impl<'w> Rendezvous<'w> {
     }
 
     /// `copy.h`: tiles of one word, dealt to the blocks.
-    fn tiles(&self, words: usize) -> impl Iterator<Item = usize> + use<> {
+    pub(crate) fn tiles(&self, words: usize) -> impl Iterator<Item = usize> + use<> {
         (self.b.block..words).step_by(self.b.blocks)
     }
-    fn copy(&self, to: (u64, usize), from: (u64, usize), words: usize) {
+    pub(crate) fn copy(&self, to: (u64, usize), from: (u64, usize), words: usize) {
         for t in self.tiles(words) {
             self.w.at(to.0, to.1 + t).write(self.w.at(from.0, from.1 + t).read());
         }

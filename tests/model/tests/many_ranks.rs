@@ -119,7 +119,7 @@ fn missing(call: Call, ranks: usize, absent: usize, planted: Planted) -> impl Fn
         let mut timed_out = 0;
         for r in present() {
             let depends = match call.what {
-                What::OneStage(root) => r == root || absent == root || call.strict,
+                What::OneStage(root) | What::Packets(root) => r == root || absent == root || call.strict,
                 _ => true,
             };
             assert!(!depends || w.state(r) != failure::NONE, "rank {r} depends on the missing one and does not fail");
@@ -153,6 +153,9 @@ fn a_missing_rank() {
             (What::TwoStage(0, 2), 0),
             (What::TwoStage(0, 2), last),
             (What::ReduceScatter, 1),
+            (What::Packets(0), 0),
+            (What::Packets(0), last),
+            (What::ReducePackets, 1),
         ] {
             let name = format!("rank {absent} of {ranks} missing in {what:?}");
             explore(&name, Budget::schedules(100), missing(Call::new(what), ranks, absent, Planted::None));
@@ -176,7 +179,12 @@ fn late(what: What, ranks: usize, planted: Planted) -> impl Fn() + Send + Sync +
         assert!(failed == 0 || origins > 0, "poison from nowhere");
         w.reset();
         together(&w, 0..ranks, 4, |_| {
-            vec![Call::new(what), Call::new(What::OneStage(1)), Call::new(What::ReduceScatter)]
+            vec![
+                Call::new(what),
+                Call::new(What::OneStage(1)),
+                Call::new(What::ReduceScatter),
+                Call::new(What::Packets(0)),
+            ]
         });
         nobody_failed(&w);
     }
@@ -185,7 +193,9 @@ fn late(what: What, ranks: usize, planted: Planted) -> impl Fn() + Send + Sync +
 #[test]
 fn late_ranks_and_resets() {
     for ranks in [3, 4, 8] {
-        for what in [What::OneStage(0), What::TwoStage(1, 2), What::ReduceScatter] {
+        for what in
+            [What::OneStage(0), What::TwoStage(1, 2), What::ReduceScatter, What::Packets(0), What::ReducePackets]
+        {
             explore(
                 &format!("late, {ranks} ranks, {what:?}"),
                 Budget::schedules(200),
@@ -331,14 +341,14 @@ fn planted_where_a_group_fails() {
 /// The host's abort ends every wait.
 #[test]
 fn abort_ends_every_wait() {
-    for what in [What::OneStage(0), What::TwoStage(1, 2), What::ReduceScatter] {
+    for what in [What::OneStage(0), What::TwoStage(1, 2), What::ReduceScatter, What::Packets(0)] {
         explore(&format!("abort in {what:?}"), Budget::schedules(200), move || {
             let w = World::new(shape(3, 1));
             let host = w.clone();
             let abort = thread::spawn(move || (0..3).for_each(|r| host.abort(r)));
             together(&w, 0..2, 1, |_| vec![Call::new(what)]);
             abort.join().unwrap();
-            if matches!(what, What::OneStage(_)) {
+            if matches!(what, What::OneStage(_) | What::Packets(_)) {
                 assert_ne!(w.state(0), failure::NONE, "the root waits for a rank that is missing");
             } else {
                 (0..2).for_each(|r| assert_ne!(w.state(r), failure::NONE, "rank {r} waits for the missing one"));
@@ -346,5 +356,97 @@ fn abort_ends_every_wait() {
             calls(&w, 2, 1, &[Call::new(what)]);
             assert_ne!(w.state(2), failure::NONE, "the late rank is refused");
         });
+    }
+}
+
+// Packets. Roots change, so that ranks run ahead of those that nobody depends on in between; flags repeat after a few
+// launches, so that words of long ago would pass.
+
+/// Broadcasts from all roots in some order, sums and pulls among them.
+fn by_packets(ranks: usize, launches: usize) -> Plan {
+    let what = |i: usize| match i % 7 {
+        4 => What::ReducePackets,
+        6 => What::OneStage(i % ranks),
+        _ => What::Packets(i * i % ranks),
+    };
+    (0..launches).map(|i| Call::new(what(i))).collect()
+}
+
+fn packets(ranks: usize, blocks: usize, restamp: u64, planted: Planted) -> Shape {
+    Shape { slot: 3, restamp, planted, buffers: (2, 3 * ranks), ..shape(ranks, blocks) }
+}
+
+#[test]
+fn packets_with_changing_roots() {
+    for (ranks, blocks, restamp, schedules) in [
+        (3, 1, 4, 300),
+        (3, 1, 5, 300),
+        (3, 1, 1 << 30, 200),
+        (4, 1, 4, 200),
+        (8, 1, 4, 40),
+        (3, 2, 4, 150),
+        (4, 2, 5, 80),
+    ] {
+        let name = format!("packets, {ranks} ranks, {blocks} blocks, stamped anew each {restamp}");
+        let shape = packets(ranks, blocks, restamp, Planted::None);
+        explore(&name, Budget::schedules(schedules), right(shape, by_packets(ranks, 20)));
+    }
+}
+
+#[test]
+fn packets_in_groups_and_the_world() {
+    let plan = vec![
+        Call::new(What::Packets(1)).in_groups(2),
+        Call::new(What::Packets(3)),
+        Call::new(What::ReducePackets).in_groups(2),
+        Call::new(What::ReducePackets),
+        Call::new(What::Packets(0)).in_groups(2),
+        Call::new(What::OneStage(2)),
+        Call::new(What::Packets(2)),
+    ];
+    let shape = packets(4, 1, 4, Planted::None);
+    explore("packets, groups of 2 of 4 ranks", Budget::schedules(300), right(shape, plan));
+}
+
+#[test]
+#[cfg_attr(model_threads, ignore = "asks for schedules that may not come")]
+fn planted_in_packets() {
+    let wrong = ["wrong data", "fails", "exceeded max_steps"];
+    let roots = |roots: &[usize]| -> Plan { roots.iter().map(|r| Call::new(What::Packets(*r))).collect() };
+    // Rank 0 sends to rank 1 in launches 1 and 3, and does not depend on it in launch 2.
+    let ack = packets(3, 1, 1 << 30, Planted::AckOffByOne);
+    must_fail("packets, AckOffByOne, 3 ranks", Budget::schedules(4_000), &wrong, right(ack, roots(&[0, 2, 0, 2, 0])));
+    // What rank 0 sends to rank 1 in launch 1 has the flags of launch 9.
+    for bug in [Planted::RestampOneSlot, Planted::NoRestamp] {
+        let shape = packets(3, 1, 4, bug);
+        let plan = roots(&[0, 1, 1, 2, 1, 2, 1, 2, 0]);
+        must_fail(&format!("packets, {bug:?}, 3 ranks"), Budget::schedules(4_000), &wrong, right(shape, plan));
+    }
+    let ordered = packets(3, 1, 4, Planted::OrderedFlags);
+    must_fail("packets, OrderedFlags, 3 ranks", Budget::schedules(100), &wrong, right(ordered, roots(&[0; 10])));
+    // Too few launches between a stamp and the flag that it has.
+    let often = packets(3, 1, 2, Planted::None);
+    must_fail("packets, stamped anew each 2", Budget::schedules(4_000), &wrong, right(often, by_packets(3, 20)));
+    let header = packets(3, 1, 1 << 30, Planted::NoHeader);
+    let told = ["wrong data", "told nothing", "null pointer"];
+    let plan = vec![Call::new(What::Packets(0)), Call::new(What::ReducePackets)];
+    let other = Call::new(What::Packets(0)).tag(1);
+    must_fail("packets, NoHeader, 3 ranks", Budget::schedules(100), &told, disagrees(header, plan, other));
+}
+
+#[test]
+fn packets_that_fail() {
+    for ranks in [3, 4] {
+        let all = |what| vec![Call::new(what), Call::new(What::ReducePackets)];
+        for (what, other) in [
+            (What::Packets(0), Call::new(What::Packets(0)).tag(1)),
+            (What::Packets(0), Call::new(What::Packets(1))),
+            (What::Packets(0), Call::new(What::ReducePackets)),
+            (What::Packets(0), Call::new(What::OneStage(0))),
+            (What::ReduceScatter, Call::new(What::ReducePackets)),
+        ] {
+            let name = format!("{ranks} ranks call {what:?}, rank 1 {:?} {}", other.what, other.tag);
+            explore(&name, Budget::schedules(100), disagrees(packets(ranks, 1, 4, Planted::None), all(what), other));
+        }
     }
 }

@@ -4,7 +4,7 @@
 
 use crossccl_model::{
     check::{Budget, explore, must_fail},
-    host::{Call, UNTOUCHED, What, calls, launch, together},
+    host::{Call, UNTOUCHED, What, calls, launch, output_of, together},
     protocol::{Arguments, Arrival, Block, Planted, Rendezvous, Shape, World, broadcast_two_stage_staged, failure},
     sync::{Arc, thread},
 };
@@ -287,4 +287,114 @@ fn reset_raises() {
 fn planted_in_reset() {
     let found = ["Causality violation", "wrong data"];
     must_fail("reset, ResetZeroes", ALL, &found, reset(Planted::ResetZeroes));
+}
+
+// (f) Packets: words that carry their flags. Nothing orders one word with another, and nothing has to.
+
+fn packets(shape: Shape, what: &'static [What]) -> impl Fn() + Send + Sync + 'static {
+    move || {
+        let w = World::new(shape);
+        together(&w, 0..2, 1, |_| what.iter().copied().map(Call::new).collect());
+        assert_eq!([w.state(0), w.state(1)], [failure::NONE; 2], "nobody fails");
+    }
+}
+
+const ROOT_0: What = What::Packets(0);
+const ROOT_1: What = What::Packets(1);
+
+#[test]
+fn packets_in_two_slots() {
+    let one = Budget::preemptions(1);
+    explore("packets, the same root twice", one, packets(Shape::new(2), &[ROOT_0; 2]));
+    explore("packets of 2 words, the same root twice", one, packets(Shape { slot: 2, ..Shape::new(2) }, &[ROOT_0; 2]));
+    // The third has the slots of the first.
+    explore("packets, 3 launches", one, packets(Shape::new(2), &[ROOT_0, ROOT_0, ROOT_1]));
+    explore("packets, reduce-scatter twice", one, packets(Shape::new(2), &[What::ReducePackets; 2]));
+}
+
+#[test]
+fn packets_both_ways() {
+    explore("packets, roots 0 and 1", Budget::preemptions(1), packets(Shape::new(2), &[ROOT_0, ROOT_1]));
+}
+
+// Launches by packets and by pulls have numbers of their own.
+#[test]
+fn packets_and_pulls_in_turns() {
+    let what = &[ROOT_0, What::OneStage(1), ROOT_1];
+    explore("packets and one-stage", Budget::preemptions(1), packets(Shape::new(2), what));
+}
+
+/// Flags repeat after 8 launches here. The root may be in launch 8, which stamps anew what launch 7 has sent, before the
+/// other one has read that.
+const STAMPS: Shape = Shape {
+    ranks: 2,
+    blocks: 1,
+    domains: 1,
+    half: 1,
+    buffers: (2, 2),
+    slot: 1,
+    restamp: 4,
+    packets: (6, 0),
+    planted: Planted::None,
+};
+
+#[test]
+fn packets_are_read_before_they_are_stamped_anew() {
+    explore("packets, launches 7 and 8", Budget::preemptions(1), packets(STAMPS, &[ROOT_0; 2]));
+}
+
+/// Launch 8 stamps anew what was sent in launch 1 and would pass for launch 9's. In between all come together: that
+/// 2^30 launches lie there in the product is what orders them, since nothing else does.
+fn stamped(planted: Planted, stale: u64) -> impl Fn() + Send + Sync + 'static {
+    move || {
+        let w = World::new(Shape { planted, packets: (7, stale), ..STAMPS });
+        together(&w, 0..2, 1, |_| vec![Call::new(ROOT_1)]);
+        together(&w, 0..2, 2, |_| vec![Call::new(ROOT_0)]);
+        assert_eq!([w.state(0), w.state(1)], [failure::NONE; 2], "nobody fails");
+    }
+}
+
+#[test]
+fn packets_of_long_ago_are_not_taken() {
+    explore("packets, flags repeat", Budget::preemptions(1), stamped(Planted::None, 1));
+    explore("packets, flags go down", Budget::preemptions(1), stamped(Planted::None, 6));
+}
+
+/// Two calls that differ: at least one of the two is told, before it has written anything.
+fn packets_differ(planted: Planted) -> impl Fn() + Send + Sync + 'static {
+    move || {
+        let w = world(planted);
+        (0..2).for_each(|r| w.at(output_of(r), 0).write(UNTOUCHED));
+        together(&w, 0..2, 1, |rank| vec![Call::new(ROOT_0).tag(rank as u64)]);
+        assert!([w.state(0), w.state(1)].contains(&failure::MISMATCH), "nobody is told");
+        (0..2).filter(|r| w.state(*r) != failure::NONE).for_each(|r| {
+            assert_eq!(w.at(output_of(r), 0).read(), UNTOUCHED, "wrong data: written before the header was compared");
+        });
+    }
+}
+
+#[test]
+fn packets_that_differ() {
+    explore("packets differ", Budget::preemptions(2), packets_differ(Planted::None));
+}
+
+#[test]
+fn packets_and_a_rank_that_gives_up() {
+    for failing in 0..2 {
+        let what = format!("packets, rank {failing} gives up");
+        explore(&what, Budget::preemptions(2), gives_up(ROOT_0, failing, 0, 2));
+    }
+    explore("packets, a rank of a sum gives up", Budget::preemptions(2), gives_up(What::ReducePackets, 1, 0, 2));
+}
+
+#[test]
+fn planted_in_packets() {
+    let wrong = ["wrong data"];
+    let (budget, bug) = (Budget::preemptions(2), |planted| Shape { planted, ..STAMPS });
+    must_fail("packets, AckOffByOne", budget, &wrong, packets(bug(Planted::AckOffByOne), &[ROOT_0; 2]));
+    for bug in [Planted::RestampOneSlot, Planted::NoRestamp] {
+        must_fail(&format!("packets, {bug:?}"), budget, &["wrong data"], stamped(bug, 1));
+    }
+    must_fail("packets, OrderedFlags", budget, &["wrong data"], stamped(Planted::OrderedFlags, 6));
+    must_fail("packets, NoHeader", budget, &["nobody is told"], packets_differ(Planted::NoHeader));
 }

@@ -56,6 +56,7 @@ fn c8_drops_after_an_abort_in_any_order(#[values(0, 1, 2, 3)] order: usize) {
     assert_eq!(data.to_vec().expect("free"), [5; 100]);
 }
 
+one_call! {
 /// Case G11: the communicator, its buffers, a replay, a launch of it in flight, a handle to abort and clones of the streams
 /// go in every order, at rest, in flight or aborted.
 #[rstest]
@@ -95,6 +96,7 @@ fn g11_drops_in_every_order() {
     assert!(orders == 720 || B::NAME != "cpu", "{orders} orders");
     assert!(begin.elapsed() < Duration::from_secs(60), "{orders} orders took {:?}", begin.elapsed());
 }
+}
 
 /// A panic of the caller's with a collective in flight unwinds through the drops: it stays the only one.
 #[rstest]
@@ -115,6 +117,7 @@ fn g1_drops_while_unwinding(#[values(false, true)] aborted: bool) {
     assert!(begin.elapsed() < Duration::from_secs(2), "took {:?}", begin.elapsed());
 }
 
+one_call! {
 /// A communicator that was aborted is dropped like any other, with a call in flight on every rank.
 #[rstest]
 fn g1_abort_then_drop() {
@@ -128,6 +131,7 @@ fn g1_abort_then_drop() {
     let outcome = flight.wait();
     assert!(matches!(outcome, Ok(()) | Err(Error::Aborted)), "{outcome:?}");
     assert_eq!(data[0].to_vec().expect("free"), [0; 1000]);
+}
 }
 
 /// Eight threads, a rank each, ten thousand calls each, each checked: a call that got another's data would have its

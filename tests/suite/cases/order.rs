@@ -156,6 +156,7 @@ fn a12_the_second_call_waits_for_its_own_payload(
     });
 }
 
+one_call! {
 /// One thread enqueues thousands of calls of one rank before the first of the other. A device takes only so many
 /// before enqueuing waits: then the limit ends it, and names the rank that did not come.
 #[rstest]
@@ -185,6 +186,7 @@ fn a15_one_rank_thousands_of_calls_ahead() {
     }
     launched.iter().for_each(|l| l.wait().expect("outcome"));
     assert_eq!(data[1].to_vec().expect("read"), all);
+}
 }
 
 /// A group without elements leaves its own barrier and nobody else's.
@@ -241,6 +243,7 @@ fn e3_inputs_overwritten_at_once() {
     });
 }
 
+one_call! {
 /// The same with messages that take long to read: the next work in the stream begins at once.
 #[rstest]
 fn e3_large_inputs_overwritten_at_once(#[values(2, 4, 8)] ranks: usize) {
@@ -308,6 +311,7 @@ fn e7_payloads_that_change_every_round(#[values(1000, 2076, 4096, 6114, 7809)] c
         assert!(wide.iter().all(|b| b.to_vec().expect("read") == payload), "i64, round {round}, {algorithm}");
     }
 }
+}
 
 /// A rank's collective is complete once its peers have read its input: what it does then reaches nobody.
 #[rstest]
@@ -343,6 +347,7 @@ fn e12_inputs_dropped_while_a_peer_is_late(#[values(false, true)] reduce: bool, 
     });
 }
 
+one_call! {
 /// As many blocks as there may be, on far fewer cores: some are a whole time slice behind. The epoch moves when the last
 /// of them is through.
 #[rstest]
@@ -373,4 +378,5 @@ fn e13_blocks_that_lag_behind() {
         let last = vec![(round * 4 + 3) as u8; bytes];
         assert!(buffers.iter().all(|b| b.to_vec().expect("read") == last), "round {round}");
     }
+}
 }
