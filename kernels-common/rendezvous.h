@@ -286,8 +286,8 @@ struct Rendezvous {
     if (ok)
       CROSSCCL_ROLLED for (uint32_t p = b.threads - 1 - b.thread; p < a.ranks; p += b.threads)
         if (p != a.rank && who(p)) pending |= 1ull << p;
-    const uint64_t begin = pending != 0 && !kUnchecked ? clock_ticks() : 0;
-    uint64_t next = begin + kSlowLook, now = begin;
+    // The clock is read first after some tries: it is far, and a peer that is there needs none.
+    uint64_t begin = 0, next = 0, now = 0;
     uint32_t tries = 0, looks = 0, differs = kMaxRanks;
     bool slow = false, last = false;
     CROSSCCL_ROLLED while (pending != 0) {
@@ -303,6 +303,7 @@ struct Rendezvous {
       slow = false;
       if (kUnchecked || tries % kTriesPerLook != 0) continue;
       now = clock_ticks();
+      if (begin == 0) begin = now, next = now + kSlowLook;
       slow = now >= next;
       if (!slow) continue;
       next = now + kSlowLook;

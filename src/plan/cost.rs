@@ -255,7 +255,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// Two devices as they were measured (benches/record/2026-11-29-h200.md; flags of today).
+    /// Two devices as they were measured (benches/record/2026-11-30-h200.md; above 16 MiB and staged 2026-11-29-h200.md).
     fn two() -> Topology {
         Topology { both_ways: 674_000_000_000, ..Topology::switch(374_000_000_000) }
     }
@@ -273,18 +273,18 @@ mod tests {
     fn two_devices_of_a_switch() {
         let by = |algorithm, bytes| micros(two(), 2, bytes, algorithm);
         for (bytes, one_stage) in
-            [(1 << 10, 6.48), (64 << 10, 7.48), (MIB, 9.94), (16 * MIB, 52.6), (1024 * MIB, 2865.0)]
+            [(1 << 10, 5.57), (64 << 10, 5.76), (MIB, 8.76), (16 * MIB, 51.5), (1024 * MIB, 2865.0)]
         {
             near(by(Algorithm::OneStage, bytes), one_stage);
         }
         for (bytes, staged) in [(1 << 10, 9.2), (MIB, 12.5), (16 * MIB, 61.2), (1024 * MIB, 3632.0)] {
             near(by(Algorithm::TwoStageStaged, bytes), staged);
         }
-        for (bytes, packets) in [(1 << 10, 3.6), (16 << 10, 4.25), (64 << 10, 4.45)] {
+        for (bytes, packets) in [(1 << 10, 3.5), (16 << 10, 4.15), (64 << 10, 4.28)] {
             near(by(Algorithm::LowLatency, bytes), packets);
         }
         let planner = Planner::new(Facts::default(), two());
-        for (bytes, one_stage) in [(1u64 << 10, 6.94), (MIB, 9.4), (16 * MIB, 32.9), (1024 * MIB, 1626.0)] {
+        for (bytes, one_stage) in [(1u64 << 10, 6.18), (MIB, 8.18), (16 * MIB, 31.5), (1024 * MIB, 1626.0)] {
             let why = planner.explain_reduce_scatter(2, bytes / 4, crate::DType::F32, Algorithm::OneStage).unwrap();
             near(why.cost.total(), one_stage);
         }

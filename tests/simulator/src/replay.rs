@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crossccl::{Algorithm, Plan, Topology, VECTOR};
+use crossccl::{Algorithm, Facts, Plan, Topology, VECTOR};
 
 use crate::engine::{Flag, Flow, Links, Op, merged, run};
 
@@ -54,8 +54,19 @@ struct Stage<'a> {
     detail: Detail,
 }
 
-/// Nanoseconds from the launch on all `ranks` ranks to the end of the last; blocks take `tile` bytes at a time.
-pub fn play(plan: &Plan, collective: Collective, ranks: usize, topology: &Topology, tile: u64, detail: Detail) -> f64 {
+/// Nanoseconds from the launch on all `ranks` ranks to the end of the last; what blocks take at a time, `facts` say.
+pub fn play(
+    plan: &Plan,
+    collective: Collective,
+    ranks: usize,
+    topology: &Topology,
+    facts: &Facts,
+    detail: Detail,
+) -> f64 {
+    let tile = match plan.algorithm {
+        Algorithm::OneStage => facts.least_tile,
+        _ => facts.tile,
+    };
     let stage = Stage { plan, topology, links: Links::new(ranks, topology), ranks, tile, detail };
     let blocks = u64::from(plan.blocks);
     let groups: Vec<Group> = match detail {

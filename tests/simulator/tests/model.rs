@@ -37,7 +37,7 @@ fn topologies() -> Vec<Topology> {
 fn simulated(why: &Explanation, reduce_scatter: bool) -> f64 {
     let collective =
         if reduce_scatter { Collective::ReduceScatter(why.bytes) } else { Collective::Broadcast(why.bytes) };
-    play(&why.plan, collective, why.ranks, &why.topology, facts().tile, Detail::Ranks) / 1000.0
+    play(&why.plan, collective, why.ranks, &why.topology, &facts(), Detail::Ranks) / 1000.0
 }
 
 /// All that a planner can be asked for, on machines of 2 to 64 devices.
@@ -136,8 +136,7 @@ fn tile_by_tile_it_is_the_same() {
     ];
     for (topology, algorithm, within) in cases {
         let why = Planner::new(facts(), topology).explain_broadcast(8, 64 * MIB, algorithm).expect("plan");
-        let by =
-            |detail| play(&why.plan, Collective::Broadcast(why.bytes), 8, &topology, facts().tile, detail) / 1000.0;
+        let by = |detail| play(&why.plan, Collective::Broadcast(why.bytes), 8, &topology, &facts(), detail) / 1000.0;
         let (ranks, tiles) = (by(Detail::Ranks), by(Detail::Tiles));
         println!("{algorithm} on a {}: {ranks:.1} us, tile by tile {tiles:.1}", topology.wiring);
         assert!((tiles / ranks - 1.0).abs() < within, "{ranks:.1} us, tile by tile {tiles:.1}: {why}");
