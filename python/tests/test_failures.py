@@ -48,11 +48,11 @@ def test_a_thread_a_rank():
 
 def test_a_rank_that_stays_away():
     with communicator(2, timeout=0.1) as comm:
-        with pytest.raises(crossccl.Timeout, match="broadcast number 1 on rank 0: waited 100 ms for rank 1") as error:
+        with pytest.raises(crossccl.Timeout, match=r"broadcast number 1 on rank 0: waited \d+ ms for rank 1") as error:
             comm.ranks[0].broadcast(np.zeros(10), root=1)
         assert isinstance(error.value, TimeoutError) and error.value.code == 16
         assert str(comm.failure()) == str(error.value)
-        with pytest.raises(crossccl.Poisoned, match="waited 100 ms for rank 1"):
+        with pytest.raises(crossccl.Poisoned, match=r"waited \d+ ms for rank 1"):
             comm.broadcast([np.zeros(10), np.zeros(10)])
         comm.reset()
         assert comm.failure() is None
