@@ -17,6 +17,10 @@ macro_rules! example {
                 match kind {
                     #[cfg(feature = "cpu")]
                     crossccl::BackendKind::Cpu => $run::<crossccl::Cpu>(&arguments.collect::<Vec<String>>()),
+                    #[cfg(feature = "cuda")]
+                    crossccl::BackendKind::Cuda => $run::<crossccl::Cuda>(&arguments.collect::<Vec<String>>()),
+                    #[cfg(feature = "rocm")]
+                    crossccl::BackendKind::Rocm => $run::<crossccl::Hip>(&arguments.collect::<Vec<String>>()),
                     _ => Err(format!("the examples do not know the backend {kind}").into()),
                 }
             });
