@@ -50,7 +50,8 @@ struct Packets : Rendezvous {
     bool bad = !has_begun(), late = a.strict != 0;
     CROSSCCL_ROLLED for (uint32_t r = b.thread; r < a.world; r += b.threads)
       if (!kUnchecked && load_relaxed(own.poison(r)) != kNone && !planted(kNoPoisonLook)) bad = true;
-    CROSSCCL_ROLLED for (uint32_t p = b.thread; p < a.ranks; p += b.threads)
+    // By others than those that look for poison: one behind the other, the loads would cost two latencies.
+    CROSSCCL_ROLLED for (uint32_t p = (b.thread + b.threads / 4) % b.threads; p < a.ranks; p += b.threads)
       if (p != a.rank && whom(p) && !is_read(p) && !planted(kNoAckWait)) late = true;
     if (!b.any(bad || late)) return;
     if (b.any(bad)) {

@@ -493,8 +493,9 @@ impl<'w> Rendezvous<'w> {
     pub fn send_record(&self, p: usize) {
         let r = self.record(self.peer(p), self.a.rank);
         let order = if self.w.planted(Planted::RelaxedRecord) { Ordering::Relaxed } else { Ordering::Release };
-        r.fingerprint.store(flagged(self.epoch, self.a.fingerprint), order);
+        // The kernel's stores are in no order either.
         r.input.store(flagged(self.epoch, self.a.input), order);
+        r.fingerprint.store(flagged(self.epoch, self.a.fingerprint), order);
     }
 
     /// `glance_at_record`.
@@ -511,13 +512,13 @@ impl<'w> Rendezvous<'w> {
     /// `look_at_record`.
     pub fn look_at_record(&self, p: usize) -> Arrival {
         let r = self.record(self.own(), p);
-        // The kernel's loads are in no order; one that is being overwritten is looked at again.
-        let words = [r.fingerprint.load(Ordering::Acquire), r.input.load(Ordering::Acquire)];
-        let judged = if self.w.planted(Planted::NoTag) { &words[1..] } else { &words[..] };
-        if judged.iter().any(|word| launch_of(*word) != self.epoch) {
-            return if launch_of(words[0]) > self.epoch { Arrival::Gone } else { Arrival::Absent };
+        // The kernel's loads are in no order; in this one there is less to explore while it has not come.
+        let first = r.fingerprint.load(Ordering::Acquire);
+        let other = |word: u64| launch_of(word) != self.epoch;
+        if other(first) && !self.w.planted(Planted::NoTag) || other(r.input.load(Ordering::Acquire)) {
+            return if launch_of(first) > self.epoch { Arrival::Gone } else { Arrival::Absent };
         }
-        let differs = words[0] as u32 != self.a.fingerprint as u32;
+        let differs = first as u32 != self.a.fingerprint as u32;
         if differs && !self.w.planted(Planted::NoCompare) { Arrival::Differs } else { Arrival::Agrees }
     }
 
