@@ -21,6 +21,8 @@
 //! A rank that does not come, or comes with another operation, becomes an [`Error`] that names it,
 //! within the time limit; then `reset` makes the communicator usable again.
 //!
+//! The [`guide`] has a page for each question.
+//!
 //! # Features
 //!
 //! `cpu` (default) brings the backend [`Cpu`]; `cuda` brings `Cuda` (kernels by nvcc, the driver loaded at run
@@ -58,6 +60,7 @@ mod communicator;
 mod dtype;
 mod error;
 mod graph;
+pub mod guide;
 mod in_flight;
 mod op;
 mod plan;
