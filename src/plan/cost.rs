@@ -257,7 +257,7 @@ mod tests {
 
     /// Two devices as they were measured (benches/record/2026-11-30-h200.md; above 16 MiB and staged 2026-11-29-h200.md).
     fn two() -> Topology {
-        Topology { both_ways: 674_000_000_000, ..Topology::switch(374_000_000_000) }
+        Topology { both_ways: 674_000_000_000, release_ns: 500, ..Topology::switch(374_000_000_000) }
     }
 
     fn micros(topology: Topology, ranks: usize, bytes: u64, algorithm: Algorithm) -> f64 {
