@@ -149,8 +149,8 @@ fn gradient_of(weights: &[f32], flowers: &[&Flower]) -> Vec<f32> {
         let (hidden, likely) = forward(weights, flower);
         gradient[WEIGHTS] -= likely[flower.species].max(f32::MIN_POSITIVE).ln();
         let mut behind = [0.0; HIDDEN];
-        for species in 0..SPECIES {
-            let error = likely[species] - f32::from(species == flower.species);
+        for (species, likely) in likely.into_iter().enumerate() {
+            let error = likely - f32::from(species == flower.species);
             let row = species * (HIDDEN + 1);
             let slopes = &mut gradient[(FEATURES + 1) * HIDDEN + row..][..HIDDEN + 1];
             for unit in 0..HIDDEN {
