@@ -521,8 +521,8 @@ mod tests {
         assert_eq!(chosen(&apart, 64 << 10), Some(Algorithm::LowLatency));
         assert_eq!(chosen(&apart, (64 << 10) + 1), Some(Algorithm::OneStage));
         let shared = built_in.rows_for(&names, Placement::Shared);
-        assert_eq!(chosen(&shared, 16 << 10), Some(Algorithm::LowLatency));
-        assert_eq!(chosen(&shared, (16 << 10) + 1), None);
+        assert_eq!(chosen(&shared, 64 << 10), Some(Algorithm::LowLatency));
+        assert_eq!(chosen(&shared, (64 << 10) + 1), None);
         let mut topology = Topology::switch(1);
         built_in.correct(&names, Placement::Apart, &mut topology);
         assert_eq!((topology.rate, topology.both_ways), (374_000_000_000, 674_000_000_000));
