@@ -1,5 +1,5 @@
 //! `kernels-common/rendezvous.h`, `broadcast.h` and `reduce_scatter.h`, step by step; names are theirs. What goes by packets
-//! stands in [`packets`](crate::packets).
+//! stands in [`packets`].
 //!
 //! What is left out: threads of a block (one a block, as on the CPU), vectors and tiles (a tile is one
 //! word), the fields of a record and of a failure that only error messages use, clocks (a deadline is
