@@ -229,10 +229,17 @@ struct Rendezvous {
   }
   // By its hash, for who waits for something else of `p`: nothing is read on the strength of it.
   CROSSCCL_METHOD Arrival glance_at_record(uint32_t p) const {
-    uint64_t w[2];
-    load_packets(w, own.record(p, epoch)->words);
-    const uint64_t flags = (w[0] ^ packet_flag(epoch)) | (w[1] ^ packet_flag(epoch));
-    return flags >> 32 != 0 ? not_there(w[0]) : verdict(data_of(w) ^ field(kFingerprint));
+    const uint64_t* words = own.record(p, epoch)->words;
+    const uint64_t flag = packet_flag(epoch);
+    uint64_t w[2], flags;
+    load_packets(w, words);
+    flags = (w[0] ^ flag) | (w[1] ^ flag);
+    if (flags >> 32 != 0) return not_there(w[0]);
+    const Arrival found = verdict(data_of(w) ^ field(kFingerprint));
+    // The rest may still be on its way, and is what the failure tells.
+    if (found == Arrival::kDiffers)
+      CROSSCCL_ROLLED for (uint32_t k = 2; k < 2 * kHeaderUnits; ++k) flags |= load_relaxed(words + k) ^ flag;
+    return flags >> 32 != 0 ? Arrival::kAbsent : found;
   }
   CROSSCCL_METHOD Arrival look_at_record(uint32_t p) const {
     const uint64_t* words = own.record(p, epoch)->words;
