@@ -200,8 +200,13 @@ struct Rendezvous {
     load_packets(w, own.record(p, epoch)->words + 2 * which);
     return data_of(w);
   }
+  // The launch that it is of; 0 where not all of it has come that a failure tells.
   CROSSCCL_METHOD uint64_t epoch_of(uint32_t p) const {
-    return launch_of(load_relaxed(own.record(p, epoch)->words), epoch);
+    const uint64_t* words = own.record(p, epoch)->words;
+    const uint64_t first = load_relaxed(words), found = launch_of(first, epoch);
+    uint64_t flags = 0;
+    CROSSCCL_ROLLED for (uint32_t k = 1; k < 2 * kHeaderUnits; ++k) flags |= load_relaxed(words + k) ^ first;
+    return flags >> 32 != 0 && found <= epoch ? 0 : found;
   }
 
   // In the middle of block 0: neither those that move a short message nor those that look and poll.
