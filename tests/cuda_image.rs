@@ -9,7 +9,7 @@ mod image {
 use std::collections::{BTreeMap, BTreeSet};
 
 use crossccl::Kernel;
-use image::{ARCHITECTURES, IMAGE, THREADS, TILE};
+use image::{ARCHITECTURES, IMAGE, LEAST_TILE, THREADS, TILE};
 
 #[test]
 fn it_is_a_fatbin_that_a_driver_may_read_in_place() {
@@ -41,4 +41,5 @@ fn every_kernel_is_exported_and_nothing_else() {
 fn what_the_host_must_know_is_there() {
     assert!(THREADS.is_power_of_two() && THREADS <= 1024);
     assert_eq!(TILE % (u64::from(THREADS) * crossccl::VECTOR), 0, "a tile is whole vectors of all threads");
+    assert!(LEAST_TILE > 0 && TILE.is_multiple_of(LEAST_TILE), "{TILE} bytes in tiles of {LEAST_TILE}");
 }

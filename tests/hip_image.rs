@@ -9,7 +9,7 @@ mod images {
 use std::collections::{BTreeMap, BTreeSet};
 
 use crossccl::Kernel;
-use images::{IMAGES, THREADS, TILE};
+use images::{IMAGES, LEAST_TILE, THREADS, TILE};
 
 /// Of e_flags, the lowest byte: `EF_AMDGPU_MACH_AMDGCN_*`, by LLVM's documentation.
 const MACHINES: [(&str, u8); 5] =
@@ -57,4 +57,5 @@ fn every_kernel_is_exported_and_nothing_else() {
 fn what_the_host_must_know_is_there() {
     assert!(THREADS.is_power_of_two() && THREADS <= 1024);
     assert_eq!(TILE % (u64::from(THREADS) * crossccl::VECTOR), 0, "a tile is whole vectors of all threads");
+    assert!(LEAST_TILE > 0 && TILE.is_multiple_of(LEAST_TILE), "{TILE} bytes in tiles of {LEAST_TILE}");
 }
