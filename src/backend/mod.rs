@@ -118,6 +118,9 @@ pub struct Properties {
     /// Bytes that it takes at least, of short messages, where no other rank depends on which block moves what
     /// (`kLeastTile`).
     pub least_tile: u64,
+    /// Bytes of a message, or of each rank's input, below which one block does a rank's part sooner than several, since the
+    /// others must be woken; 0 where all begin at once.
+    pub one_block: u64,
     /// What the low-latency algorithm is good for here; the capacity is the communicator's.
     pub packets: Packets,
     /// Threads of a block.

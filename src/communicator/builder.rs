@@ -204,7 +204,7 @@ impl<B: Backend> Builder<B> {
         let capacity = low_latency_bytes(ranks) as u64;
         let mut packets = Packets { capacity, broadcast: u64::MAX, reduce_scatter: u64::MAX, tile: u64::MAX };
         let (mut default_blocks, mut resident, mut coherent) = (Blocks::MOST, Blocks::MOST, true);
-        let (mut tile, mut least_tile) = (0, 0);
+        let (mut tile, mut least_tile, mut one_block) = (0, 0, 0);
         let mut known_faults = BTreeSet::new();
         for (rank, device) in devices.iter().enumerate() {
             let error = |f| driver_error::<B>(device, rank, f);
@@ -217,6 +217,7 @@ impl<B: Backend> Builder<B> {
             }
             default_blocks = default_blocks.min(properties.preferred_blocks);
             (tile, least_tile) = (properties.tile, properties.least_tile);
+            one_block = properties.one_block.max(one_block);
             packets = packets.min(properties.packets);
             coherent &= properties.coherent;
             known_faults.extend(properties.known_faults);
@@ -274,6 +275,7 @@ impl<B: Backend> Builder<B> {
             payload_half,
             tile,
             least_tile,
+            one_block,
             packets,
             coherent,
             coherent_as_is,

@@ -120,6 +120,9 @@ pub struct Facts {
     pub tile: u64,
     /// Bytes that it takes at least, by the algorithms of one stage.
     pub least_tile: u64,
+    /// Bytes of a message, or of each rank's input, below which a rank has one block where no number was asked for: others
+    /// would be woken too late to be of use.
+    pub one_block: u64,
     /// What the low-latency algorithm takes.
     pub packets: Packets,
     /// Whether the memory of messages is coherent between all devices while kernels run: ordinary memory is, or the
@@ -142,6 +145,7 @@ impl Default for Facts {
             payload_half: 1 << 20,
             tile: 32 << 10,
             least_tile: 8 << 10,
+            one_block: 0,
             packets: Packets { capacity: 64 << 10, broadcast: 64 << 10, reduce_scatter: 64 << 10, tile: 4 << 10 },
             coherent: true,
             coherent_as_is: true,
@@ -341,10 +345,11 @@ pub(super) fn plan_by(request: &Request, wishes: Wishes, facts: &Facts, topology
         ),
     };
     let resident = facts.resident.of(&request.collective, algorithm);
-    let cap = max_blocks
-        .unwrap_or(facts.default_blocks.of(&request.collective, algorithm))
-        .min(facts.max_blocks)
-        .min(resident);
+    let usual = match facts.default_blocks.of(&request.collective, algorithm) {
+        _ if request.bytes() < facts.one_block => 1,
+        usual => usual,
+    };
+    let cap = max_blocks.unwrap_or(usual).min(facts.max_blocks).min(resident);
     let tile = match algorithm {
         Algorithm::LowLatency => facts.packets.tile,
         Algorithm::TwoStageStaged | Algorithm::TwoStageDirect => facts.tile,
@@ -423,6 +428,7 @@ mod tests {
         payload_half: 1 << 20,
         tile: 16 << 10,
         least_tile: 16 << 10,
+        one_block: 0,
         packets: Packets { capacity: 64 << 10, broadcast: 0, reduce_scatter: 0, tile: 4 << 10 },
         coherent: true,
         coherent_as_is: true,
@@ -464,6 +470,9 @@ mod tests {
         assert_eq!(blocks(1 << 30, None), 4);
         assert_eq!(blocks(1 << 30, Some(64)), 64);
         assert_eq!(blocks(1 << 30, Some(1)), 1);
+        let late = Facts { one_block: 512 << 10, ..FACTS };
+        let blocks = |bytes, max| select(&broadcast(2, bytes), blocks_of(max), &late).unwrap().blocks;
+        assert_eq!((blocks((512 << 10) - 1, None), blocks(512 << 10, None), blocks(64 << 10, Some(4))), (1, 4, 4));
         let part = Request {
             collective: Collective::ReduceScatter {
                 op: crate::op::ReduceOp::Sum,

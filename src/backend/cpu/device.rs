@@ -42,6 +42,9 @@ impl CpuDevice {
             preferred_blocks: Blocks { broadcast: blocks, reduce_scatter: blocks, low_latency: blocks },
             tile: 16 << 10,
             least_tile: 16 << 10,
+            // To wake the other blocks' threads took 14 us on 12 cores of a virtual machine, in which one core copies that
+            // much (benches/record/2026-11-30-cpu.md).
+            one_block: 512 << 10,
             packets: Packets::when_asked(16 << 10),
             threads: 1,
             coherent: true,

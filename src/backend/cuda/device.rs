@@ -149,6 +149,7 @@ impl CudaDevice {
             },
             tile: images::TILE,
             least_tile: images::LEAST_TILE,
+            one_block: 0,
             packets: Packets { capacity: u64::MAX, broadcast: packets, reduce_scatter: packets, tile: 4 << 10 },
             threads: images::THREADS,
             coherent: true,

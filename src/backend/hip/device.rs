@@ -142,6 +142,7 @@ impl HipDevice {
             preferred_blocks: Blocks { broadcast: each, reduce_scatter: each, low_latency: each },
             tile: images::TILE,
             least_tile: images::LEAST_TILE,
+            one_block: 0,
             packets: Packets::when_asked(4 << 10),
             threads: images::THREADS,
             // Of memory that `hipMalloc` gives, AMD promises that to kernels that begin later only.
