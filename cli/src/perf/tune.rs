@@ -132,12 +132,13 @@ fn tune<B: Backend>(arguments: &TuneArguments) -> Result<(), CliError> {
     let ranks = arguments.ranks as usize;
     let comm = builder::<B>(ranks, arguments.virtual_ranks).build().map_err(CliError::from)?;
     let (device, placement) = devices(&comm)?;
+    let clock = if arguments.graph { Some(Clock::Graph) } else { arguments.time };
     let how = format!(
-        "{:?} iters {} warmup {} cold {}",
-        if arguments.graph { Some(Clock::Graph) } else { arguments.time },
+        "time by {}, {} calls after {} to warm up, {}",
+        clock.map_or("the backend's own clock", Clock::name),
         arguments.iters,
         arguments.warmup,
-        arguments.cold
+        if arguments.cold { "cold" } else { "hot" }
     );
     let subject = Subject {
         version: env!("CARGO_PKG_VERSION").into(),
