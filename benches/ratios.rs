@@ -5,8 +5,9 @@
 //!
 //! ```sh
 //! cargo bench --bench ratios                  # everything
-//! cargo bench --bench ratios -- large linear  # some of: large linear small steady plan
+//! cargo bench --bench ratios -- large linear  # some of: large linear small steady plan sizes
 //! scripts/bench-cpu                           # all, and small messages against Open MPI
+//! SIZES=only scripts/bench-cpu                # all sizes against Open MPI and plain copies
 //! ```
 
 use std::{
@@ -14,7 +15,7 @@ use std::{
     hint::black_box,
     sync::{
         Arc, Barrier, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread,
     time::{Duration, Instant},
@@ -36,10 +37,12 @@ const TURNS: usize = 31;
 fn main() -> Outcome {
     // Cargo adds an option of its own.
     let wanted: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with("--")).collect();
-    let sections: [(&str, Section); 5] =
-        [("large", large), ("linear", linear), ("small", small), ("steady", steady), ("plan", plan)];
+    let sections: [(&str, Section); 6] =
+        [("large", large), ("linear", linear), ("small", small), ("steady", steady), ("plan", plan), ("sizes", sizes)];
     if let Some(unknown) = wanted.iter().find(|w| sections.iter().all(|(name, _)| name != w)) {
-        return Err(format!("no section `{unknown}`; the sections are large, linear, small, steady, plan").into());
+        return Err(
+            format!("no section `{unknown}`; the sections are large, linear, small, steady, plan, sizes").into()
+        );
     }
     for (name, section) in sections {
         if wanted.is_empty() || wanted.iter().any(|w| w == name) {
@@ -392,6 +395,116 @@ fn thread_a_rank(comm: Communicator<Cpu>, broadcast: bool, count: usize, calls: 
     let begin = spans.iter().map(|s| s.0).min().ok_or("no ranks")?;
     let end = spans.iter().map(|s| s.1).max().ok_or("no ranks")?;
     Ok(end - begin)
+}
+
+/// 1 KiB to 256 MiB, a thread a rank, every call followed by a barrier, and plain copies likewise. Lines for
+/// `scripts/bench-cpu`, in the columns of `benches/peers/openmpi.c`, which counts its calls in the same way.
+fn sizes() -> Outcome {
+    const MOST_CALLS: usize = 2000;
+    println!("\nwho what ranks bytes how us: medians of 5 turns, every call followed by a barrier");
+    for ranks in [2, 4, 8] {
+        for bytes in (0..10).map(|i| 1024usize << (2 * i)) {
+            let calls = if bytes <= 16 << 10 { MOST_CALLS } else { (MOST_CALLS * (16 << 10) / bytes).max(2) };
+            let count = bytes / 4;
+            for (who, what, how) in [
+                ("crossccl", "broadcast", "inline"),
+                ("crossccl", "broadcast", "thread-a-rank"),
+                ("memcpy", "broadcast", "thread-a-rank"),
+                ("crossccl", "reduce-scatter", "inline"),
+                ("crossccl", "reduce-scatter", "thread-a-rank"),
+            ] {
+                let time = if who == "memcpy" {
+                    copies_with_barriers(ranks, bytes, calls)?
+                } else {
+                    let comm = Communicator::builder(0..ranks).inline_streams(how == "inline").build()?;
+                    with_barriers(comm, what == "broadcast", count, calls)?
+                };
+                println!("{who} {what} {ranks} {bytes} {how} {:.2}", time / calls as f64 * 1e6);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// As many threads as `new` was told meet, again and again. Polls, then yields: the library's barriers sleep in the kernel,
+/// which costs more than what is measured here; Open MPI's does not.
+struct Meeting {
+    threads: usize,
+    arrived: AtomicUsize,
+    round: AtomicUsize,
+}
+
+impl Meeting {
+    fn new(threads: usize) -> Self {
+        Meeting { threads, arrived: AtomicUsize::new(0), round: AtomicUsize::new(0) }
+    }
+
+    fn wait(&self) {
+        let round = self.round.load(Ordering::Acquire);
+        if self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == self.threads {
+            self.arrived.store(0, Ordering::Relaxed);
+            self.round.store(round + 1, Ordering::Release);
+            return;
+        }
+        let mut polls = 0;
+        while self.round.load(Ordering::Acquire) == round {
+            polls += 1;
+            if polls % 64 == 0 { thread::yield_now() } else { std::hint::spin_loop() }
+        }
+    }
+}
+
+/// The median of five turns of `calls` times `call(rank's own, rank)` and a barrier, on a thread for each of `own`.
+fn turns_of<T: Send>(own: Vec<T>, calls: usize, call: impl Fn(&mut T) -> Outcome + Sync) -> Outcome<f64> {
+    let meeting = Meeting::new(own.len());
+    let body = |mut mine: T| -> Result<Vec<f64>, String> {
+        let (mut times, mut outcome) = (Vec::new(), Ok(()));
+        for _ in 0..6 {
+            meeting.wait();
+            let begin = Instant::now();
+            for _ in 0..calls {
+                // After an error too it comes to the meetings, or the others would wait for good.
+                outcome = outcome.and_then(|()| call(&mut mine).map_err(|e| e.to_string()));
+                meeting.wait();
+            }
+            times.push(begin.elapsed().as_secs_f64());
+        }
+        outcome.map(|()| times)
+    };
+    let times = thread::scope(|scope| {
+        let threads: Vec<_> = own.into_iter().map(|mine| scope.spawn(|| body(mine))).collect();
+        threads.into_iter().map(|t| t.join().map_err(|_| "a thread panicked")).collect::<Result<Vec<_>, _>>()
+    })?;
+    let times = times.into_iter().collect::<Result<Vec<_>, _>>()?;
+    Ok(median(times.first().ok_or("no ranks")?[1..].to_vec()))
+}
+
+fn with_barriers(comm: Communicator<Cpu>, broadcast: bool, count: usize, calls: usize) -> Outcome<f64> {
+    let ranks = comm.ranks();
+    let own = comm.into_ranks().into_iter().map(|rank| {
+        let whole = rank.buffer_from(&vec![1f32; count])?;
+        let part = rank.buffer::<f32>(count / ranks)?;
+        Ok((rank, whole, part))
+    });
+    let own = own.collect::<crossccl::Result<Vec<_>>>()?;
+    turns_of(own, calls, |(rank, whole, part)| {
+        match broadcast {
+            true => rank.broadcast_in_place(whole, 0)?.wait()?,
+            false => rank.reduce_scatter(&*whole, part, ReduceOp::Sum)?.wait()?,
+        }
+        Ok(())
+    })
+}
+
+/// Every thread but the first copies the same bytes into memory of its own.
+fn copies_with_barriers(ranks: usize, bytes: usize, calls: usize) -> Outcome<f64> {
+    let source = vec![1u8; bytes];
+    let own = (0..ranks).map(|rank| vec![0u8; if rank == 0 { 0 } else { bytes }]).collect();
+    turns_of(own, calls, |mine: &mut Vec<u8>| {
+        let of = &source[..mine.len()];
+        black_box(&mut *mine).copy_from_slice(black_box(of));
+        Ok(())
+    })
 }
 
 /// A call costs what it cost ten thousand calls ago.
