@@ -896,7 +896,7 @@ impl<B: Backend> Shared<B> {
     }
 
     /// Whether a kernel was launched whose end cannot be known.
-    fn is_lost(&self) -> bool {
+    pub(crate) fn is_lost(&self) -> bool {
         self.ranks.iter().any(|r| lock(&r.state).lost)
     }
 

@@ -6,9 +6,9 @@ use smallvec::smallvec;
 
 use super::{
     config::Options,
-    crosscclBackend_t,
+    crosscclBackend_t, crosscclResult_t,
     handle::{Handle, Seat, Watch},
-    outcome::Result,
+    outcome::{Failure, Result},
 };
 use crate::{
     any::BackendKind,
@@ -254,8 +254,17 @@ impl<B: Streams> Seat for Seated<B> {
     }
 
     fn finish(&mut self) -> Result<()> {
-        let Some(last) = self.last.take() else { return Ok(()) };
-        let (outcome, _) = last.wait_bounded();
+        let last = self.last.take();
+        let (outcome, at_rest) = last.map_or((Ok(()), true), |last| last.wait_bounded());
+        // A launch whose end cannot be known is not in `last`.
+        if !at_rest || self.comm.shared().is_lost() {
+            let text = format!(
+                "crosscclCommDestroy: the stream of rank {} did not come to rest: what the rank's calls read and write stays \
+                 in use until the work in front of them in that stream is over",
+                self.comm.rank().index()
+            );
+            return Err(Failure::new(crosscclResult_t::crosscclAborted, text));
+        }
         if self.told { Ok(()) } else { told(outcome) }
     }
 

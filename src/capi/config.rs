@@ -2,7 +2,7 @@
 
 use std::{
     ffi::{c_int, c_uint},
-    mem::size_of,
+    mem::{MaybeUninit, size_of},
     time::Duration,
 };
 
@@ -16,9 +16,11 @@ use crate::{any::BackendKind, collective::Agreement, collective::invalid};
 /// More than a struct of any version can have: so many bytes are looked at, to see whether they are 0.
 const LARGEST: usize = 4096;
 
+/// What the first version had, up to `payload_bytes`: programs that were built with it give no more, whatever was appended.
+const FIRST: usize = size_of::<usize>() + 6 * size_of::<c_int>() + 2 * size_of::<i64>();
+
 // No padding: a field that is appended must not come to lie where programs left whatever was there.
-const _: () =
-    assert!(size_of::<crosscclConfig_t>() == size_of::<usize>() + 6 * size_of::<c_int>() + 2 * size_of::<i64>());
+const _: () = assert!(size_of::<crosscclConfig_t>() == FIRST);
 
 /// What was asked for, checked where no builder checks it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -70,18 +72,24 @@ pub(super) unsafe fn read(call: &'static str, config: *const crosscclConfig_t) -
         return wrong("config.version", expected, version.to_string());
     }
     let known = size_of::<crosscclConfig_t>();
-    if !(known..=LARGEST).contains(&size) {
-        return wrong("config.size", format!("{known} (to {LARGEST}) bytes"), size.to_string());
+    if !(FIRST..=LARGEST).contains(&size) {
+        return wrong("config.size", format!("{FIRST} (to {LARGEST}) bytes"), size.to_string());
     }
+    let both = size.min(known);
     // SAFETY: the caller's promise.
-    let unknown = unsafe { std::slice::from_raw_parts(config.cast::<u8>().add(known), size - known) };
+    let unknown = unsafe { std::slice::from_raw_parts(config.cast::<u8>().add(both), size - both) };
     if unknown.iter().any(|byte| *byte != 0) {
         let expected =
             format!("no field set that version {CROSSCCL_MAJOR}.{CROSSCCL_MINOR}.{CROSSCCL_PATCH} does not know");
         return wrong("config", expected, format!("one behind the first {known} of {size} bytes"));
     }
-    // SAFETY: the caller's promise; every field is a number.
-    let config = unsafe { config.read() };
+    // What an older program does not have has its default, 0.
+    let mut all = MaybeUninit::<crosscclConfig_t>::zeroed();
+    // SAFETY: the caller's promise; as many bytes are in both, and every field is a number, of which 0 is one.
+    let config = unsafe {
+        all.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(config.cast(), both);
+        all.assume_init()
+    };
     let number = |argument, number: c_int, expected: &str| wrong(argument, expected.to_owned(), number.to_string());
     let backend = match config.backend {
         n if n == crosscclBackend_t::crosscclBackendAuto as c_int => None,

@@ -51,7 +51,18 @@ pub(super) fn failed(failure: &Failure) {
 
 /// For what would wait for calls that the group has not launched yet.
 pub(super) fn refuse(call: &'static str) -> Result<()> {
-    if !is_open() {
+    refuse_if(call, is_open())
+}
+
+/// For what ends a handle: its communicator has calls in the group. Another one may go, since who collects garbage cannot choose
+/// when; once that made a group of calls on another communicator fail.
+pub(super) fn refuse_end_of(call: &'static str, handle: &Handle) -> Result<()> {
+    let has = |group: &mut Group| group.depth > 0 && group.calls.iter().any(|one| one.handle.is_peer_of(handle));
+    refuse_if(call, with_group(has).unwrap_or(false))
+}
+
+fn refuse_if(call: &'static str, refused: bool) -> Result<()> {
+    if !refused {
         return Ok(());
     }
     let what = "not inside a group, whose calls are launched by crosscclGroupEnd; call it afterwards";
@@ -94,10 +105,15 @@ pub(super) unsafe fn end(call: &'static str) -> Result<()> {
         // SAFETY: the caller's promise.
         let outcome = one.handle.with(call, |seat| unsafe { seat.launch(&one.prepared, one.stream) });
         if let Err(failure) = outcome {
-            // Ranks that were launched would wait for these. A communicator of which nothing was is left alone.
+            // Ranks that were launched would wait for these, and fail as this one did; those of another communicator are
+            // stopped. One of which nothing was launched is left alone.
             let waits = |missing: &Call| calls[..at].iter().any(|one| one.handle.is_peer_of(&missing.handle));
             for missing in calls[at..].iter().filter(|missing| waits(missing)) {
-                missing.handle.abort(Error::Aborted);
+                let own = failure.cause.clone().filter(|_| missing.handle.is_peer_of(&one.handle));
+                missing.handle.abort(match own {
+                    Some(Error::Poisoned { cause }) => *cause,
+                    own => own.unwrap_or(Error::Aborted),
+                });
             }
             return Err(failure);
         }

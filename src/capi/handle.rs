@@ -149,9 +149,12 @@ pub(super) fn find(call: &'static str, comm: crosscclComm_t) -> Result<Arc<Handl
 
 pub(super) fn destroy(call: &'static str, comm: crosscclComm_t) -> Result<()> {
     let handle = find(call, comm)?;
+    super::group::refuse_end_of(call, &handle)?;
     let Some(mut seat) = handle.seat(call)?.take() else { return Err(gone(call, "one that was destroyed")) };
+    // Found until it is over: another thread may abort what this one waits for.
+    let outcome = seat.finish();
     HANDLES.write().unwrap_or_else(PoisonError::into_inner).remove(&comm.addr());
-    seat.finish()
+    outcome
 }
 
 pub(super) fn reset_all(call: &'static str, comms: &[crosscclComm_t]) -> Result<()> {

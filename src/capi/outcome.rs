@@ -13,15 +13,25 @@ use crate::error::Error;
 pub(super) type Result<T> = std::result::Result<T, Failure>;
 
 /// Why a call failed, as C is told.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Failure {
     pub(super) result: crosscclResult_t,
     pub(super) text: String,
+    /// The error that it was made of: others may fail for it.
+    pub(super) cause: Option<Error>,
 }
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        Failure { result: result_of(&error), text: in_words_of_c(error).to_string() }
+        let error = in_words_of_c(error);
+        Failure { result: result_of(&error), text: error.to_string(), cause: Some(error) }
+    }
+}
+
+impl Failure {
+    /// What no error of the library's says.
+    pub(super) fn new(result: crosscclResult_t, text: String) -> Self {
+        Failure { result, text, cause: None }
     }
 }
 
@@ -65,6 +75,7 @@ fn in_words_of_c(error: Error) -> Error {
             Error::InvalidArgument { operation: call(operation), rank, argument, expected, got }
         }
         Error::Unsupported { operation, what } => Error::Unsupported { operation: call(operation), what },
+        Error::Busy { operation, what } => Error::Busy { operation: call(operation), what },
         other => other,
     }
 }
@@ -82,7 +93,7 @@ pub(super) fn enter(body: impl FnOnce() -> Result<()>) -> crosscclResult_t {
         Ok(Err(failure)) => tell(failure),
         Err(panic) => {
             let text = format!("a bug of crossccl, please report it: {}", message(&*panic));
-            let failure = Failure { result: crosscclResult_t::crosscclInternalError, text };
+            let failure = Failure::new(crosscclResult_t::crosscclInternalError, text);
             group::failed(&failure);
             tell(failure)
         }
@@ -152,7 +163,7 @@ mod tests {
 
     #[test]
     fn a_text_with_a_zero_in_it_is_told_whole() {
-        tell(Failure { result: crosscclResult_t::crosscclSystemError, text: "one\0two".into() });
+        tell(Failure::new(crosscclResult_t::crosscclSystemError, "one\0two".into()));
         assert_eq!(text(), "one?two");
     }
 }
