@@ -49,31 +49,95 @@ __all__ = [
 
 def _choice(call, argument, table, value):
     if value not in table:
-        error = InvalidArgument(f"{call}: {argument}: expected one of {', '.join(table)}, got {value!r}")
-        error.code = 4
-        raise error
+        raise _mistake(call, argument, f"one of {', '.join(table)}", repr(value))
     return table[value]
+
+
+def _mistake(call, argument, expected, got):
+    error = InvalidArgument(f"{call}: {argument}: expected {expected}, got {got}")
+    error.code = 4
+    return error
+
+
+def _int(call, argument, value):
+    """A number that C takes as it is: ctypes would cut a larger one to some rank or device that was not meant."""
+    if isinstance(value, bool) or not hasattr(value, "__index__") or not -(2**31) <= value.__index__() < 2**31:
+        raise _mistake(call, argument, "a whole number of 32 bits", repr(value))
+    return value.__index__()
+
+
+def _milliseconds(call, seconds):
+    if not 0 < seconds < 2**50:
+        raise _mistake(call, "timeout", "seconds, more than 0", repr(seconds))
+    return math.ceil(seconds * 1000)
+
+
+# What may be touched for as long as the process lives.
+_kept_for_good = []
+
+
+class _Handles:
+    """The ranks' handles, and what is in flight by them. Whoever has a rank has all: they end when nobody has one."""
+
+    def __init__(self, comms):
+        self.comms = [ctypes.c_void_p(comm) for comm in comms]
+        # Of each rank: what is in flight, or may be touched until a reset.
+        self.kept = [[] for _ in self.comms]
+
+    def close(self):
+        failures, stuck = [], False
+        for rank, comm in enumerate(self.comms):
+            if not comm:
+                continue
+            code = library.crosscclCommDestroy(comm)
+            if code != 0:
+                failures.append(error_of(code))
+                stuck = stuck or "did not come to rest" in str(failures[-1])
+            # Where another thread is in a call with it, it is still there.
+            if not isinstance(failures[-1] if code else None, InvalidUsage):
+                self.comms[rank] = ctypes.c_void_p()
+        if stuck:
+            _kept_for_good.extend(self.kept)
+            self.kept = [[] for _ in self.comms]
+        # Peers read a rank's memory: not before all are through.
+        if not any(self.comms):
+            for kept in self.kept:
+                kept.clear()
+        if failures:
+            raise failures[0]
+
+    def __del__(self):
+        with contextlib.suppress(Exception):
+            self.close()
 
 
 class Rank:
     """One rank of a communicator, for one thread at a time.
 
     `rank`, `count` (of ranks), `backend` and `device` say which. Streams are handles (integers): `cudaStream_t`, `hipStream_t`;
-    `None` is the device's default stream, on the CPU the rank's own.
+    `None` is the device's default stream, on the CPU the rank's own, whose handle is `stream`. It lives for as long as anybody
+    has a rank of its communicator, unless that is closed.
     """
 
-    def __init__(self, comm):
-        self._comm = ctypes.c_void_p(comm)
-        # What is in flight, or may be touched until a reset.
-        self._kept = []
+    def __init__(self, handles, rank):
+        self._handles, self._index = handles, rank
         self.rank = self._ask("crosscclCommUserRank")
         self.count = self._ask("crosscclCommCount")
         self.device = self._ask("crosscclCommDevice")
         backend = self._ask("crosscclCommBackend")
         self.backend = next(name for name, number in BACKENDS.items() if number == backend)
+        self.stream = self._ask("crosscclCommStream", ctypes.c_void_p)
 
-    def _ask(self, question):
-        answer = ctypes.c_int()
+    @property
+    def _comm(self):
+        return self._handles.comms[self._index]
+
+    @property
+    def _kept(self):
+        return self._handles.kept[self._index]
+
+    def _ask(self, question, of=ctypes.c_int):
+        answer = of()
         check(getattr(library, question)(self._comm, answer))
         return answer.value
 
@@ -82,6 +146,7 @@ class Rank:
 
         With `wait` false it only enqueues: `synchronize` tells the outcome, and keeps the array until then.
         """
+        root = _int("broadcast", "root", root)
         memory = memory_of("broadcast", self, "array", array, written=self.rank != root, stream=stream)
         self._broadcast(memory, root, stream)
         if wait:
@@ -100,8 +165,15 @@ class Rank:
         `op` is sum, prod, max, min or avg. Without an output there is a new array of NumPy, on the CPU alone. An output at the
         rank's own part of the input is in place.
         """
+        output, memory, to = self._parts(input, output, stream)
+        self._reduce_scatter(memory, to, _choice("reduce_scatter", "op", OPS, op), stream)
+        if wait:
+            self.synchronize()
+        return output
+
+    def _parts(self, input, output, stream):
+        """The output, and the memory of input and output."""
         call = "reduce_scatter"
-        code = _choice(call, "op", OPS, op)
         memory = memory_of(call, self, "input", input, written=False, stream=stream)
         if memory.dtype not in DATATYPES:
             raise invalid(call, self.rank, "input", f"a dtype of {', '.join(DATATYPES)}", memory.dtype)
@@ -115,11 +187,12 @@ class Rank:
         if (to.count, to.dtype) != (part, memory.dtype):
             expected = f"{part} elements of {memory.dtype}"
             raise invalid(call, self.rank, "output", expected, f"{to.count} of {to.dtype}")
-        self._kept += [memory.keep, to.keep]
-        check(library.crosscclReduceScatter(memory.address, to.address, part, DATATYPES[memory.dtype], code, self._comm, stream))
-        if wait:
-            self.synchronize()
-        return output
+        return output, memory, to
+
+    def _reduce_scatter(self, memory, to, code, stream):
+        self._kept.extend((memory.keep, to.keep))
+        dtype = DATATYPES[memory.dtype]
+        check(library.crosscclReduceScatter(memory.address, to.address, to.count, dtype, code, self._comm, stream))
 
     def _new(self, memory, part, like):
         if self.backend != "cpu" or not hasattr(like, "__array_interface__"):
@@ -137,7 +210,7 @@ class Rank:
 
     def reset(self, timeout=30.0):
         """Makes the communicator usable again after a failure. Every rank's thread calls it; `timeout` is in seconds."""
-        check(library.crosscclCommReset(self._comm, max(1, math.ceil(timeout * 1000))))
+        check(library.crosscclCommReset(self._comm, _milliseconds("reset", timeout)))
         self._kept.clear()
 
     def abort(self):
@@ -158,33 +231,34 @@ class Communicator:
 
     `devices` is a number of ranks, on devices 0, 1, ..., or the device of each rank. `backend` is auto (a GPU's where the library
     has one, else the CPU), cpu, cuda or rocm; `timeout` how many seconds a rank waits for another, None for ever; with `strict`
-    all ranks fail where they disagree; with `virtual_ranks` they may share devices.
+    all ranks fail where they disagree; with `virtual_ranks` they may share devices: calls without streams then take the ranks' own,
+    since in one default stream the ranks' work would wait for itself. It ends when it is closed, or nobody has it or a rank of
+    it.
     """
 
     def __init__(self, devices, *, backend="auto", timeout=30.0, strict=False, virtual_ranks=False):
-        self.ranks = ()
-        numbers = list(range(devices)) if isinstance(devices, int) else list(devices)
+        call = "Communicator"
+        given = range(devices) if isinstance(devices, int) else devices
+        numbers = [_int(call, "devices", number) for number in given]
         config = Config(size=ctypes.sizeof(Config), magic=CONFIG_MAGIC, version=VERSION_CODE)
-        config.backend = _choice("Communicator", "backend", BACKENDS, backend)
-        config.agreement, config.virtual_ranks = int(strict), int(virtual_ranks)
-        config.timeout_ms = -1 if timeout is None else max(1, math.ceil(timeout * 1000))
+        config.backend = _choice(call, "backend", BACKENDS, backend)
+        config.agreement, config.virtual_ranks = int(bool(strict)), int(bool(virtual_ranks))
+        config.timeout_ms = -1 if timeout is None else _milliseconds(call, timeout)
         comms = (ctypes.c_void_p * max(1, len(numbers)))()
         check(library.crosscclCommInitAllConfig(comms, len(numbers), (ctypes.c_int * len(comms))(*numbers), config))
-        self.ranks = tuple(Rank(comm) for comm in comms)
+        self._handles = _Handles(comms)
+        self.ranks = tuple(Rank(self._handles, rank) for rank in range(len(numbers)))
 
     def broadcast(self, arrays, root=0, *, streams=None, wait=True):
         """Copies the array of `root` into the others', one a rank, equal in dtype and count."""
         call = "broadcast"
+        root = _int(call, "root", root)
         arrays, streams = self._one_each(call, "arrays", arrays), self._streams(call, streams)
         memories = [
             memory_of(call, rank, "array", array, written=rank.rank != root, stream=stream)
             for rank, array, stream in zip(self.ranks, arrays, streams)
         ]
-        first = memories[0]
-        for rank, memory in zip(self.ranks, memories):
-            if (memory.count, memory.dtype) != (first.count, first.dtype):
-                expected = f"{first.count} elements of {first.dtype}, as rank 0"
-                raise invalid(call, rank.rank, "array", expected, f"{memory.count} of {memory.dtype}")
+        self._equal(call, "array", memories)
         with self._group():
             for rank, memory, stream in zip(self.ranks, memories, streams):
                 rank._broadcast(memory, root, stream)
@@ -196,31 +270,46 @@ class Communicator:
         call = "reduce_scatter"
         inputs, streams = self._one_each(call, "inputs", inputs), self._streams(call, streams)
         outputs = [None] * len(self.ranks) if outputs is None else self._one_each(call, "outputs", outputs)
+        code = _choice(call, "op", OPS, op)
+        parts = [
+            rank._parts(input, output, stream) for rank, input, output, stream in zip(self.ranks, inputs, outputs, streams)
+        ]
+        self._equal(call, "input", [memory for _, memory, _ in parts])
         with self._group():
-            results = [
-                rank.reduce_scatter(input, output, op, stream=stream, wait=False)
-                for rank, input, output, stream in zip(self.ranks, inputs, outputs, streams)
-            ]
+            for rank, (_, memory, to), stream in zip(self.ranks, parts, streams):
+                rank._reduce_scatter(memory, to, code, stream)
         if wait:
             self.synchronize()
-        return results
+        return [output for output, _, _ in parts]
+
+    def _equal(self, call, argument, memories):
+        """Before anything is launched: ranks that disagree would fail together, and need a reset."""
+        first = memories[0]
+        for rank, memory in zip(self.ranks, memories):
+            if (memory.count, memory.dtype) != (first.count, first.dtype):
+                expected = f"{first.count} elements of {first.dtype}, as rank 0"
+                raise invalid(call, rank.rank, argument, expected, f"{memory.count} of {memory.dtype}")
 
     def _one_each(self, call, argument, given):
         given = list(given)
         if len(given) != len(self.ranks):
-            error = InvalidArgument(f"{call}: {argument}: expected one for each of the {len(self.ranks)} ranks, got {len(given)}")
-            error.code = 4
-            raise error
+            raise _mistake(call, argument, f"one for each of the {len(self.ranks)} ranks", len(given))
         return given
 
     def _streams(self, call, streams):
-        return [None] * len(self.ranks) if streams is None else self._one_each(call, "streams", streams)
+        if streams is not None:
+            return self._one_each(call, "streams", streams)
+        devices = [rank.device for rank in self.ranks]
+        if self.ranks[0].backend != "cpu" and len(set(devices)) < len(devices):
+            return [rank.stream for rank in self.ranks]
+        return [None] * len(self.ranks)
 
     @contextlib.contextmanager
     def _group(self):
         """Launches what is called inside together, or, after an exception, nothing of it."""
-        check(library.crosscclGroupStart())
         try:
+            # Inside: an interrupt behind it must not leave the group open.
+            check(library.crosscclGroupStart())
             yield
         except BaseException:
             # A group with a failure in it launches nothing; one that Python alone saw is told to it.
@@ -256,18 +345,10 @@ class Communicator:
         return self.ranks[0].failure()
 
     def close(self):
-        """Waits for what is in flight, within the time limit, and ends the communicator. Twice is fine."""
-        failures = []
-        ranks, self.ranks = self.ranks, ()
-        for rank in ranks:
-            code = library.crosscclCommDestroy(rank._comm)
-            if code != 0:
-                failures.append(error_of(code))
-        # Peers read a rank's memory: not before all are through.
-        for rank in ranks:
-            rank._kept.clear()
-        if failures:
-            raise failures[0]
+        """Waits for what is in flight, within the time limit, and ends the communicator. Twice is fine. Raises what nobody had
+        asked for; `InvalidUsage` where another thread is in a call with a rank, which is there until it is closed again.
+        """
+        self._handles.close()
 
     def __enter__(self):
         return self
@@ -277,10 +358,6 @@ class Communicator:
             self.close()
             return
         with contextlib.suppress(Error):
-            self.close()
-
-    def __del__(self):
-        with contextlib.suppress(Exception):
             self.close()
 
     def __repr__(self):

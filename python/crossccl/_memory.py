@@ -1,7 +1,7 @@
 """From arrays to addresses: NumPy's by its own protocol, everything else by DLPack."""
 
 import ctypes
-from ctypes import POINTER, c_char_p, c_int32, c_int64, c_uint8, c_uint16, c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_int32, c_int64, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
 from math import prod
 from typing import Any, NamedTuple
 
@@ -38,8 +38,21 @@ class _DLTensor(ctypes.Structure):
     ]
 
 
-_pointer = ctypes.pythonapi.PyCapsule_GetPointer
-_pointer.argtypes, _pointer.restype = [ctypes.py_object, c_char_p], c_void_p
+class _Versioned(ctypes.Structure):
+    _fields_ = [
+        ("major", c_uint32),
+        ("minor", c_uint32),
+        ("manager", c_void_p),
+        ("deleter", c_void_p),
+        ("flags", c_uint64),
+        ("tensor", _DLTensor),
+    ]
+
+
+READ_ONLY = 1
+# Own prototypes: the functions of `ctypes.pythonapi` are everybody's.
+_pointer = ctypes.PYFUNCTYPE(c_void_p, ctypes.py_object, c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
+_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))
 
 
 def memory_of(call, rank, argument, array, *, written, stream):
@@ -48,12 +61,13 @@ def memory_of(call, rank, argument, array, *, written, stream):
     def wrong(expected, got):
         return invalid(call, rank.rank, argument, expected, got)
 
-    if hasattr(array, "__array_interface__") and hasattr(array, "flags"):
+    # A scalar of NumPy has all but `ctypes`.
+    if hasattr(array, "__array_interface__") and hasattr(array, "ctypes"):
         if rank.backend != "cpu":
             raise wrong(f"memory of a {rank.backend} device, by DLPack", f"{type(array).__name__} in host memory")
         return _of_numpy(wrong, array, written)
     if hasattr(array, "__dlpack__"):
-        return _of_dlpack(wrong, rank, array, stream)
+        return _of_dlpack(wrong, rank, array, written, stream)
     raise wrong("a NumPy array, or an object with __dlpack__", type(array).__name__)
 
 
@@ -70,7 +84,21 @@ def _of_numpy(wrong, array, written):
     return Memory(array.ctypes.data, array.size, dtype.name, dtype.itemsize, array.shape, array)
 
 
-def _of_dlpack(wrong, rank, array, stream):
+def _export(array, arguments):
+    """A capsule, its tensor, and whether that says that it is read-only: before version 1 of DLPack none does."""
+    try:
+        capsule = array.__dlpack__(max_version=(1, 0), **arguments)
+    except TypeError:
+        capsule = array.__dlpack__(**arguments)
+    if _is_valid(capsule, b"dltensor_versioned"):
+        versioned = _Versioned.from_address(_pointer(capsule, b"dltensor_versioned"))
+        if versioned.major != 1:
+            raise BufferError(f"DLPack of version {versioned.major}.{versioned.minor}, where 1.0 at most was asked for")
+        return capsule, versioned.tensor, bool(versioned.flags & READ_ONLY)
+    return capsule, _DLTensor.from_address(_pointer(capsule, b"dltensor")), False
+
+
+def _of_dlpack(wrong, rank, array, written, stream):
     device, number = array.__dlpack_device__()
     if device != DEVICES[rank.backend] or (rank.backend != "cpu" and number != rank.device):
         expected = f"memory of {rank.backend} device {rank.device} (DLPack type {DEVICES[rank.backend]})"
@@ -78,8 +106,9 @@ def _of_dlpack(wrong, rank, array, stream):
     # On a GPU: what was enqueued to fill it comes before what is enqueued here. 1 is CUDA's name of its default stream,
     # which DLPack does not let be 0; ROCm's is 0.
     there = {"stream": stream or (1 if rank.backend == "cuda" else 0)} if rank.backend != "cpu" else {}
-    capsule = array.__dlpack__(**there)
-    tensor = _DLTensor.from_address(_pointer(capsule, b"dltensor"))
+    capsule, tensor, read_only = _export(array, there)
+    if written and read_only:
+        raise wrong("memory that can be written", "read-only memory, by DLPack")
     shape = tuple(tensor.shape[axis] for axis in range(tensor.ndim))
     if tensor.strides:
         expected, strides = 1, [tensor.strides[axis] for axis in range(tensor.ndim)]
@@ -88,8 +117,9 @@ def _of_dlpack(wrong, rank, array, stream):
             if stride != expected and extent != 1 and 0 not in shape:
                 raise wrong("a contiguous tensor", f"strides {tuple(strides)} of shape {shape}")
             expected *= extent
-    kind = KINDS.get(tensor.code)
-    if kind is None or tensor.lanes != 1 or tensor.bits % 8 != 0:
+    # Others can be broadcast, as bytes.
+    kind = KINDS.get(tensor.code, f"dlpack{tensor.code}_")
+    if tensor.lanes != 1 or tensor.bits % 8 != 0:
         raise wrong("a dtype of whole bytes", f"DLPack code {tensor.code}, {tensor.bits} bits, {tensor.lanes} lanes")
     address = (tensor.data or 0) + tensor.byte_offset
     # Nobody takes the capsule over: it gives the tensor back when it goes.

@@ -108,11 +108,48 @@ class Shifted(Tensor):
     """Some frameworks lend a whole allocation, and say where in it the tensor begins."""
 
     def __dlpack__(self, **options):
-        capsule = super().__dlpack__(**options)
-        tensor = _memory._DLTensor.from_address(_memory._pointer(capsule, b"dltensor"))
+        capsule, tensor, _ = _memory._export(self.array, options)
         tensor.data -= 16
         tensor.byte_offset = 16
         return capsule
+
+
+class Old(Tensor):
+    """Frameworks that do not know the form with a version."""
+
+    def __dlpack__(self):
+        return self.array.__dlpack__()
+
+
+class Float8(Tensor):
+    """A type that has no number here."""
+
+    def __dlpack__(self, **options):
+        capsule, tensor, _ = _memory._export(self.array, options)
+        tensor.code = 10
+        return capsule
+
+
+def test_dlpack_before_and_since_version_1():
+    with communicator(2) as comm:
+        for kind in (Old, Tensor):
+            arrays = [np.arange(10.0), np.zeros(10)]
+            comm.broadcast([kind(one) for one in arrays])
+            assert arrays[1].tolist() == list(range(10))
+        names = [str(kind(np.ones(1)).__dlpack__(**({"max_version": (1, 0)} if kind is Tensor else {}))) for kind in (Old, Tensor)]
+        assert '"dltensor"' in names[0] and '"dltensor_versioned"' in names[1]
+        # What nobody may write is read all the same.
+        arrays[0].flags.writeable = False
+        comm.broadcast([Tensor(one) for one in arrays], root=0)
+        with pytest.raises(crossccl.InvalidArgument) as refused:
+            comm.broadcast([Tensor(one) for one in arrays], root=1)
+        expected = "broadcast: array of rank 0: expected memory that can be written, got read-only memory, by DLPack"
+        assert str(refused.value) == expected
+        bits = [np.arange(8, dtype=np.uint8), np.zeros(8, np.uint8)]
+        comm.broadcast([Float8(one) for one in bits])
+        assert bits[1].tolist() == list(range(8))
+        with pytest.raises(crossccl.InvalidArgument, match="input of rank 0: expected a dtype of .*, got dlpack10_8"):
+            comm.reduce_scatter([Float8(one) for one in bits], [Float8(one) for one in bits])
 
 
 def test_dlpack():
@@ -138,6 +175,7 @@ def test_dlpack():
         (np.zeros(3, ">f8"), "expected elements of this machine's byte order, got dtype >f8"),
         (np.zeros(3, object), "expected elements that are numbers, got dtype object"),
         ([1.0, 2.0], "expected a NumPy array, or an object with __dlpack__, got list"),
+        (np.float64(1), "expected a NumPy array, or an object with __dlpack__, got float64"),
         (np.zeros(4), "expected 3 elements of float64, as rank 0, got 4 of float64"),
         (np.zeros(3, np.float32), "expected 3 elements of float64, as rank 0, got 3 of float32"),
         (np.broadcast_to(np.float64(0), (1,)), "expected an array that can be written, got a read-only one"),
@@ -168,6 +206,17 @@ def test_calls_that_are_refused():
         refused("reduce_scatter: op: expected one of sum, prod, max, min, avg, got 'mean'", comm.reduce_scatter, ones, op="mean")
         text = "reduce_scatter: input of rank 1: expected a multiple of the 2 ranks as its count, got 3"
         refused(text, comm.reduce_scatter, [np.ones(4), np.ones(3)])
+        text = "reduce_scatter: input of rank 1: expected 4 elements of float64, as rank 0, got 6 of float64"
+        refused(text, comm.reduce_scatter, [np.ones(4), np.ones(6)])
+        # ctypes would take these for rank 0, device 0 and a millisecond.
+        text = "broadcast: root: expected a whole number of 32 bits, got 4294967296"
+        refused(text, comm.broadcast, ones, 2**32)
+        refused(text, comm.ranks[0].broadcast, ones[0], 2**32)
+        text = "Communicator: devices: expected a whole number of 32 bits, got 4294967296"
+        refused(text, crossccl.Communicator, [2**32], backend="cpu")
+        for wrong in (-1, 0, float("inf"), float("nan")):
+            text = f"Communicator: timeout: expected seconds, more than 0, got {wrong!r}"
+            refused(text, crossccl.Communicator, 2, backend="cpu", timeout=wrong)
         text = "reduce_scatter: output of rank 0: expected 2 elements of float64, got 3 of float64"
         refused(text, comm.reduce_scatter, ones, [np.ones(3), np.ones(3)])
         text = f"reduce_scatter: input of rank 0: expected a dtype of {', '.join(REDUCED)}, got int16"

@@ -110,8 +110,61 @@ def test_arrays_live_as_long_as_they_are_used():
     assert all(one() is None for one in alive)
     comm.close()
     comm.close()
-    with pytest.raises(crossccl.InvalidArgument, match="expected one for each of the 0 ranks"):
-        comm.broadcast([np.zeros(1)])
+    for call in (lambda: comm.broadcast([np.zeros(1)] * 2), comm.abort, comm.failure, comm.synchronize):
+        with pytest.raises(crossccl.InvalidArgument, match="a communicator's handle that was not destroyed"):
+            call()
+
+
+def test_ranks_live_as_long_as_they_are_held():
+    def start():
+        return communicator(2).ranks
+
+    ranks = start()
+    gc.collect()
+    arrays = [np.zeros(10), np.ones(10)]
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda rank: rank.broadcast(arrays[rank.rank], root=1), ranks))
+    assert arrays[0].tolist() == [1] * 10
+
+
+def test_what_another_thread_is_in_is_not_closed_under_it():
+    comm = communicator(2, timeout=60)
+    array = np.zeros(1000)
+    alive = weakref.ref(array)
+    rank = comm.ranks[0]
+    rank.broadcast(array, root=1, wait=False)
+    del array
+    with ThreadPoolExecutor(1) as threads:
+        waits = threads.submit(rank.synchronize)
+        while True:
+            # Until it is in its call: any other then answers that.
+            try:
+                rank.broadcast(np.zeros(1), stream=64)
+            except crossccl.InvalidUsage:
+                break
+            except crossccl.InvalidArgument:
+                pass
+        with pytest.raises(crossccl.InvalidUsage, match="another thread is in a call with the handle of rank 0"):
+            comm.close()
+        gc.collect()
+        # It is still read and written.
+        assert alive() is not None
+        rank.abort()
+        assert isinstance(waits.exception(), crossccl.Aborted)
+    comm.close()
+    gc.collect()
+    assert alive() is None
+
+
+def test_a_communicator_may_go_while_a_group_of_another_is_open():
+    gone, comm = communicator(2), communicator(2)
+    arrays = [np.zeros(10), np.ones(10)]
+    with comm._group():
+        comm.ranks[0].broadcast(arrays[0], root=1, wait=False)
+        gone.close()
+        comm.ranks[1].broadcast(arrays[1], root=1, wait=False)
+    comm.synchronize()
+    assert arrays[0].tolist() == [1] * 10
 
 
 def test_a_rank_of_a_communicator_that_was_closed():
