@@ -51,9 +51,10 @@ typedef enum {
   crosscclSystemError = 2,
   // A bug of crossccl.
   crosscclInternalError = 3,
-  // An argument is wrong. Nothing was launched.
+  // An argument is wrong. Nothing was launched (but see crosscclGroupEnd).
   crosscclInvalidArgument = 4,
-  // The call is wrong at this place: a handle in two threads, a group that was not begun. Nothing was launched.
+  // The call is wrong at this place: a handle in two threads, a group that was not begun. Nothing was launched (but see
+  // crosscclGroupEnd).
   crosscclInvalidUsage = 5,
   // A rank did not come in time.
   crosscclTimeout = 16,
@@ -61,7 +62,8 @@ typedef enum {
   crosscclMismatch = 17,
   // crosscclCommAbort was called.
   crosscclAborted = 18,
-  // An earlier collective failed, and nobody has called crosscclCommReset since. Nothing was launched.
+  // An earlier collective failed, and nobody has called crosscclCommReset since. Nothing was launched (but see
+  // crosscclGroupEnd).
   crosscclPoisoned = 19,
   // Valid, but not offered. Nothing was launched.
   crosscclUnsupported = 20,
@@ -157,12 +159,14 @@ crosscclResult_t crosscclGetVersion(int *version);
 // What a result means, in general; never NULL. crosscclGetLastError says what happened.
 const char *crosscclGetErrorString(crosscclResult_t result);
 
-// What the last call of this thread that failed had to say: which rank, which argument, what to do. Never NULL; valid until
-// the thread's next failure, or its end. The communicator is ignored, and may be NULL.
+// What the last call of this thread that failed had to say: which rank, which argument, what to do; or what
+// crosscclCommGetAsyncError found. Never NULL; valid until the next of either in this thread, or its end. The communicator is
+// ignored, and may be NULL.
 const char *crosscclGetLastError(crosscclComm_t comm);
 
 // Makes a communicator of ndev ranks, rank r on the r-th device of devlist (NULL for 0 to ndev - 1), and writes a handle for
-// each rank to comms: NULL where it fails. As crosscclCommInitAllConfig without a configuration.
+// each rank to comms: NULL where it fails, but for a wrong ndev, with which nothing is written. As crosscclCommInitAllConfig
+// without a configuration.
 crosscclResult_t crosscclCommInitAll(crosscclComm_t *comms,
                                      int ndev,
                                      const int *devlist);
@@ -174,8 +178,12 @@ crosscclResult_t crosscclCommInitAllConfig(crosscclComm_t *comms,
                                            const int *devlist,
                                            const crosscclConfig_t *config);
 
-// Waits for what this rank enqueued, bounded by its time limit, and ends the handle. It is gone also where the answer is a
-// failure that nobody had asked for; with the last rank's, the communicator is.
+// Waits for what this rank enqueued, and ends the handle; with the last rank's, the communicator ends. What does not end by
+// its time limit and 30 s more is aborted, on all ranks; of a rank without a limit, after 30 s. The handle is gone also where
+// the answer is a failure that nobody had asked for, but for crosscclInvalidUsage: another thread is in a call with it, or a
+// group of this thread has a call of its communicator. A rank's buffers are free once every rank of the communicator was
+// destroyed (peers read them). Where a stream does not come to rest, the answer is crosscclAborted with a text that says so,
+// and what that rank's calls touch stays in use until the work in front of them is over.
 crosscclResult_t crosscclCommDestroy(crosscclComm_t comm);
 
 // Ends every wait in flight, of all ranks, with crosscclAborted, within about a millisecond. From any thread. Unlike NCCL's it
@@ -240,8 +248,10 @@ crosscclResult_t crosscclReduceScatter(const void *sendbuff,
 // refused. Groups nest.
 crosscclResult_t crosscclGroupStart(void);
 
-// Launches the group, in the order of its calls, or answers the first failure of a call since crosscclGroupStart. Where the
-// driver refuses a launch, ranks that were launched already are stopped.
+// Launches the group, in the order of its calls, or answers the first failure of a call since crosscclGroupStart, and then
+// nothing was launched. Otherwise, whatever the answer, some may have been: where one cannot be launched (an earlier collective has
+// failed meanwhile, a handle is in use or gone, the driver refuses), those of its communicator that were launched already
+// are stopped, and buffers stay in use until a reset.
 crosscclResult_t crosscclGroupEnd(void);
 
 #ifdef __cplusplus

@@ -44,6 +44,10 @@ CROSSCCL_DATATYPE(double, crosscclFloat64)
 #undef CROSSCCL_DATATYPE
 
 // One rank. Used by one thread at a time; moved, not copied.
+//
+// Buffers must outlive what was enqueued with them: until synchronize returns, and after a failure, of which synchronize throws,
+// until a reset or until every rank of the communicator is gone, since peers may still read them. So declare buffers before
+// the ranks, or keep them where an exception does not unwind them.
 class Rank {
  public:
   // All ranks of a new communicator, on devices 0 to ranks - 1.
@@ -75,6 +79,11 @@ class Rank {
   void broadcast(const T* send, T* recv, std::size_t count, int root, crosscclStream_t stream = nullptr) {
     check(crosscclBroadcast(send, recv, count, Datatype<T>::value, root, comm_, stream));
   }
+  // In place: on the root what is sent, elsewhere what is written.
+  template <class T>
+  void broadcast(T* data, std::size_t count, int root, crosscclStream_t stream = nullptr) {
+    broadcast<T>(data, data, count, root, stream);
+  }
   template <class T>
   void reduce_scatter(const T* send, T* recv, std::size_t recvcount, crosscclRedOp_t op, crosscclStream_t stream = nullptr) {
     check(crosscclReduceScatter(send, recv, recvcount, Datatype<T>::value, op, comm_, stream));
@@ -90,6 +99,27 @@ class Rank {
     return answer;
   }
   crosscclComm_t comm_;
+};
+
+// A group of this thread's calls, launched together by end(). Left by an exception, it launches nothing.
+class Group {
+ public:
+  Group() { check(crosscclGroupStart()); }
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+  void end() {
+    open_ = false;
+    check(crosscclGroupEnd());
+  }
+  ~Group() {
+    if (!open_) return;
+    // A group with a failure in it launches nothing: this call is one, inside a group.
+    crosscclCommSynchronize(nullptr);
+    crosscclGroupEnd();
+  }
+
+ private:
+  bool open_ = true;
 };
 
 }  // namespace crossccl

@@ -471,6 +471,39 @@ fn groups() {
 }
 
 /// What cannot be launched at a group's end is not waited for by those that were; others are left alone.
+/// Who collects garbage cannot choose when.
+#[test]
+fn a_handle_may_end_in_a_group_of_another_communicator() {
+    let comms = Comms::new(2, &config());
+    let other = Comms::new(2, &config());
+    let mut data = [[1u32; SLICE], [2; SLICE]];
+    ok(crosscclGroupStart());
+    let mut enqueue = |rank: usize| {
+        let at = data[rank].as_mut_ptr();
+        // SAFETY: in place; waited for.
+        ok(unsafe { raw_broadcast(at.cast(), at.cast(), SLICE, crosscclUint32 as c_int, 1, comms.rank(rank)) });
+    };
+    enqueue(0);
+    // SAFETY: any handle is fine.
+    ok(unsafe { crosscclCommDestroy(other.rank(0)) });
+    enqueue(1);
+    ok(crosscclGroupEnd());
+    (0..2).for_each(|rank| ok(synchronize(comms.rank(rank))));
+    assert_eq!(data, [[2; SLICE]; 2]);
+
+    // One that has calls in it is still there.
+    ok(crosscclGroupStart());
+    let mut more = [3u32; SLICE];
+    let at = more.as_mut_ptr();
+    // SAFETY: never launched.
+    ok(unsafe { raw_broadcast(at.cast(), at.cast(), SLICE, crosscclUint32 as c_int, 1, comms.rank(0)) });
+    let text = "crosscclCommDestroy: not inside a group, whose calls are launched by crosscclGroupEnd; call it afterwards";
+    // SAFETY: any handle is fine.
+    fails(unsafe { crosscclCommDestroy(comms.rank(1)) }, crosscclInvalidUsage, text);
+    fails(crosscclGroupEnd(), crosscclInvalidUsage, text);
+    ok(synchronize(comms.rank(1)));
+}
+
 #[test]
 fn a_group_whose_end_fails() {
     let comms = Comms::new(2, &config());

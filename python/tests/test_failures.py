@@ -144,12 +144,14 @@ def test_what_another_thread_is_in_is_not_closed_under_it():
                 break
             except crossccl.InvalidArgument:
                 pass
-        with pytest.raises(crossccl.InvalidUsage, match="another thread is in a call with the handle of rank 0"):
-            comm.close()
-        gc.collect()
-        # It is still read and written.
-        assert alive() is not None
-        rank.abort()
+        try:
+            with pytest.raises(crossccl.InvalidUsage, match="another thread is in a call with the handle of rank 0"):
+                comm.close()
+            gc.collect()
+            # It is still read and written.
+            assert alive() is not None
+        finally:
+            rank.abort()
         assert isinstance(waits.exception(), crossccl.Aborted)
     comm.close()
     gc.collect()
