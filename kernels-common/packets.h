@@ -182,8 +182,10 @@ struct Packets : Rendezvous {
 
   template <class Who> CROSSCCL_METHOD Lost watch_headers(Who from) const {
     return watch(from, kForHeader, [&](uint32_t p, bool slow) {
-      // Before the header: one that has gone on without a header for me, which would be there, called something else.
+      // Before the header, and in that order: one that has gone on without a header for me, which would be there, called
+      // something else. Its header left two of its launches before such a record, with nothing but their ends between.
       const Arrival found = !kUnchecked && slow ? glance_at_record(p) : Arrival::kAbsent;
+      if (found == Arrival::kGone) see_published(own.record(p, epoch)->words);
       const bool elsewhere = found == Arrival::kGone || found == Arrival::kDiffers;
       uint64_t w[kHeaderUnits][2], flags = 0, differs = 0;
       CROSSCCL_UNROLL for (uint32_t k = 0; k < kHeaderUnits; ++k) load_packets(w[k], slot_of(p) + 2 * k);

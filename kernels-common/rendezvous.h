@@ -200,13 +200,22 @@ struct Rendezvous {
     load_packets(w, own.record(p, epoch)->words + 2 * which);
     return data_of(w);
   }
-  // The launch that it is of; 0 where not all of it has come that a failure tells.
-  CROSSCCL_METHOD uint64_t epoch_of(uint32_t p) const {
+  // The launch that it is of, with what a failure tells of it, by Field; 0 where not all of that has come. Read once: a rank may
+  // be on its way to another launch, whose fields were told as this one's.
+  CROSSCCL_METHOD uint64_t epoch_of(uint32_t p, uint64_t (&fields)[kHeaderUnits]) const {
     const uint64_t* words = own.record(p, epoch)->words;
-    const uint64_t first = load_relaxed(words), found = launch_of(first, epoch);
-    uint64_t flags = 0;
-    CROSSCCL_ROLLED for (uint32_t k = 1; k < 2 * kHeaderUnits; ++k) flags |= load_relaxed(words + k) ^ first;
+    uint64_t w[kHeaderUnits][2], flags = 0;
+    CROSSCCL_UNROLL for (uint32_t k = 0; k < kHeaderUnits; ++k) load_packets(w[k], words + 2 * k);
+    CROSSCCL_UNROLL for (uint32_t k = 0; k < kHeaderUnits; ++k) {
+      flags |= (w[k][0] ^ w[0][0]) | (w[k][1] ^ w[0][0]);
+      fields[k] = data_of(w[k]);
+    }
+    const uint64_t found = launch_of(w[0][0], epoch);
     return flags >> 32 != 0 && found <= epoch ? 0 : found;
+  }
+  CROSSCCL_METHOD uint64_t epoch_of(uint32_t p) const {
+    uint64_t fields[kHeaderUnits];
+    return epoch_of(p, fields);
   }
 
   // In the middle of block 0: neither those that move a short message nor those that look and poll.
@@ -237,7 +246,7 @@ struct Rendezvous {
     const uint64_t* words = own.record(p, epoch)->words;
     const uint64_t flag = packet_flag(epoch);
     uint64_t w[2], flags;
-    load_packets(w, words);
+    load_published(w, words);
     flags = (w[0] ^ flag) | (w[1] ^ flag);
     if (flags >> 32 != 0) return not_there(w[0]);
     const Arrival found = verdict(data_of(w) ^ field(kFingerprint));
@@ -362,12 +371,13 @@ struct Rendezvous {
     CROSSCCL_ROLLED for (uint32_t q = 0; q < a.ranks; ++q) {
       Observed* o = &control()->observed[q];
       const bool mine = q == a.rank;
-      const uint64_t stamp = mine ? epoch : epoch_of(q);
+      uint64_t fields[kHeaderUnits];
+      const uint64_t found = epoch_of(q, fields), stamp = mine ? epoch : found;
       if (stamp < epoch) missing |= 1ull << q;
       store_relaxed(&o->stamp, stamp);
-      store_relaxed(&o->count, mine ? a.count : field_of(q, kCount));
-      store_relaxed(&o->shape_hash, mine ? a.shape_hash : field_of(q, kShapeHash));
-      store_relaxed(&o->packed, mine ? a.packed : field_of(q, kPacked));
+      store_relaxed(&o->count, mine ? a.count : fields[kCount]);
+      store_relaxed(&o->shape_hash, mine ? a.shape_hash : fields[kShapeHash]);
+      store_relaxed(&o->packed, mine ? a.packed : fields[kPacked]);
       // Its record may not have come, or be another launch's by now: the header is what was compared.
       if (number != 0 && phase == kForHeader && kind == kMismatch && q == p && header_is_there(p)) observe_header(p);
     }
