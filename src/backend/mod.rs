@@ -135,6 +135,27 @@ pub struct Properties {
     pub known_faults: Vec<&'static str>,
 }
 
+impl Properties {
+    /// Those of a device of which nothing is known but its name, what `kTile` is in its kernels' target, in bytes, and
+    /// how often a second their clock ticks: blocks of one thread, one a rank; packets for who asks for them; memory that is
+    /// not coherent. What is known besides is set in the fields.
+    pub fn new(name: impl Into<String>, tile: u64, ticks_per_second: u64) -> Self {
+        Properties {
+            name: name.into(),
+            preferred_blocks: Blocks { broadcast: 1, reduce_scatter: 1, low_latency: 1 },
+            tile,
+            least_tile: tile,
+            packets: Packets::when_asked(tile),
+            threads: 1,
+            coherent: false,
+            ticks_per_second,
+            cache: 0,
+            emulated: false,
+            known_faults: Vec::new(),
+        }
+    }
+}
+
 /// The first of some variables that is set to something other than 0, with its value.
 #[cfg(any(feature = "cuda", feature = "rocm"))]
 fn switched_on(variables: &[&str]) -> Option<String> {
