@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use crate::{
     abi::{Arguments, form, hash},
-    backend::{Backend, Fault, Unfit},
+    backend::{Backend, Fault, Unfit, profiler::Watched},
     collective::Prepared,
     communicator::{Launch, RankState, Shared},
     error::{Error, Result},
@@ -127,13 +127,27 @@ pub(crate) fn check_memory<B: Backend>(shared: &Shared<B>, prepared: &Prepared) 
     Ok(())
 }
 
-/// Enqueues one rank's prepared launch. On an error nothing of it is enqueued, or the communicator is
+/// Enqueues one rank's prepared launch, a call of its own. On an error nothing of it is enqueued, or the communicator is
 /// poisoned for good.
 ///
 /// # Safety
 /// The memory that `prepared` names is valid as the `*_raw` methods of
 /// [`RankComm`](crate::RankComm) ask.
 pub(crate) unsafe fn enqueue<B: Backend>(
+    shared: &Arc<Shared<B>>,
+    prepared: &Prepared,
+    stream: &B::Stream,
+) -> Result<Launch<B>> {
+    let _range = prepared.watched.as_ref().map(Watched::range);
+    // SAFETY: the caller's promise.
+    unsafe { enqueue_one(shared, prepared, stream) }
+}
+
+/// The same, as a part of a call.
+///
+/// # Safety
+/// As for [`enqueue`].
+unsafe fn enqueue_one<B: Backend>(
     shared: &Arc<Shared<B>>,
     prepared: &Prepared,
     stream: &B::Stream,
@@ -371,9 +385,11 @@ pub(crate) unsafe fn enqueue_all<B: Backend>(
     launches: &mut SmallVec<[Launch<B>; 8]>,
 ) -> Result<()> {
     check_inline::<B>(prepared, &stream)?;
+    // One for the call: the ranks' parts of it have the same name.
+    let _range = prepared.first().and_then(|one| one.watched.as_ref()).map(Watched::range);
     for one in prepared {
         // SAFETY: the caller's promise.
-        launches.push(unsafe { enqueue(shared, one, &stream(one.rank))? });
+        launches.push(unsafe { enqueue_one(shared, one, &stream(one.rank))? });
     }
     Ok(())
 }

@@ -24,6 +24,12 @@ use crossccl::{
     ReduceOp, ReduceScatter,
 };
 
+#[path = "profiler/stand_in.rs"]
+mod profiler;
+use profiler::StandInProfiler;
+
+/// By it a profiler names its library.
+const NVTX: &str = "NVTX_INJECTION64_PATH";
 /// In the environment of a process that runs a test's body: the test.
 const BODY: &str = "STANDIN_TEST_BODY";
 /// Likewise, which of many.
@@ -910,5 +916,71 @@ fn launches_overlap_where_their_code_waits() {
             println!("overlapping {count}");
         });
         assert!(said.contains(expected), "{machine:?}: {said}");
+    }
+}
+
+/// A profiler that has named its library sees each call as one range, under the caller's label, whatever becomes of it.
+#[test]
+fn a_profiler_sees_a_range_a_call() {
+    let library = if env::var(BODY).is_ok() { "" } else { profiler::library() };
+    alone(&[("STANDIN_DEVICES", "2"), (NVTX, library)], || {
+        let (driver, comm) = (StandIn::new(), build(2).expect("communicator"));
+        let profiler = StandInProfiler::new(&env::var(NVTX).expect("a library"));
+        assert_eq!(profiler.told(), [""; 0], "building a communicator is no call");
+        let mut data = [0, 1].map(|r| comm.buffer_from(r, &[r as u32; 100]).expect("buffer"));
+        let labelled = |label: &'static str| Broadcast::from_root(0).label(label);
+        comm.broadcast_in_place(&mut data, labelled("weights")).expect("launch").wait().expect("outcome");
+        assert_eq!(profiler.told(), ["domain crossccl", "begin crossccl|broadcast: weights|400", "end crossccl"]);
+        let what = ReduceScatter::new(ReduceOp::Sum);
+        comm.reduce_scatter_in_place(&mut data, what).expect("launch").wait().expect("outcome");
+        assert_eq!(profiler.told(), ["begin crossccl|reduce_scatter|400", "end crossccl"]);
+        // What ends a string of C is left out.
+        comm.broadcast_in_place(&mut data, labelled("la\0yer é")).expect("launch").wait().expect("outcome");
+        assert_eq!(profiler.told(), ["begin crossccl|broadcast: layer é|400", "end crossccl"]);
+        // What is refused is no call; one whose second launch fails ends as any does.
+        assert!(comm.broadcast_in_place(&mut data, 2).is_err());
+        assert_eq!(profiler.told(), [""; 0]);
+        driver.arm("cuLaunchKernelEx:2:719");
+        assert!(comm.broadcast_in_place(&mut data, labelled("fails")).is_err());
+        assert_eq!(driver.fired(), "cuLaunchKernelEx");
+        driver.arm("");
+        assert_eq!(profiler.told(), ["begin crossccl|broadcast: fails|400", "end crossccl"]);
+        comm.reset().expect("reset");
+        // Of one rank's call each rank has one, on its thread.
+        std::thread::scope(|scope| {
+            for rank in comm.into_ranks() {
+                scope.spawn(move || {
+                    let mut data = rank.buffer::<u32>(100).expect("buffer");
+                    rank.broadcast_in_place(&mut data, labelled("a rank's")).expect("launch").wait().expect("outcome");
+                });
+            }
+        });
+        let mut told = profiler.told();
+        told.sort();
+        assert_eq!(told, [["begin crossccl|broadcast: a rank's|400"; 2], ["end crossccl"; 2]].concat());
+    });
+}
+
+/// One that is not there, does not take part or takes no ranges: a warning, once, and all works.
+#[test]
+fn a_profiler_that_takes_no_ranges() {
+    let works_without = || {
+        tracing_subscriber::fmt().with_ansi(false).init();
+        assert!(Cuda::profiler().is_none());
+        works(&build(2).expect("communicator"));
+    };
+    let library = if env::var(BODY).is_ok() { "" } else { profiler::library() };
+    let none: [(&str, &str, &[&str]); 5] = [
+        ("", "", &[]),
+        ("/nonexistent", "", &["NVTX_INJECTION64_PATH=/nonexistent: ", "No such file"]),
+        ("libc.so.6", "", &["NVTX_INJECTION64_PATH=libc.so.6: no library of a profiler"]),
+        (library, "absent", &["the profiler does not take part"]),
+        (library, "marks", &["the profiler takes no ranges"]),
+    ];
+    for (library, kind, words) in none {
+        let machine = [("STANDIN_DEVICES", "2"), (NVTX, library), ("STANDIN_PROFILER", kind)];
+        let said = alone(&machine, works_without);
+        assert_eq!(said.matches("no ranges for a profiler").count(), words.len().min(1), "{said}");
+        assert!(words.iter().all(|word| said.contains(word)), "{said}");
     }
 }

@@ -23,6 +23,12 @@ use crossccl::{
     ReduceScatter, signal_buffer_bytes,
 };
 
+#[path = "profiler/stand_in.rs"]
+mod profiler;
+use profiler::StandInProfiler;
+
+/// Names a library of ROCTX.
+const ROCTX: &str = "CROSSCCL_ROCTX";
 /// In the environment of a process that runs a test's body: the test.
 const BODY: &str = "STANDIN_TEST_BODY";
 /// Likewise, which of many.
@@ -770,4 +776,78 @@ fn memory_is_kept_and_used_again() {
             "hip device 0: hipMalloc failed with code 2: hipErrorOutOfMemory for 5000 bytes; 0 bytes are kept from buffers that were dropped"
         );
     });
+}
+
+/// ROCm's ranges, one a call under the caller's label, whatever becomes of it: by a library that is named, and by one that
+/// the process has already. One that it has not is not loaded.
+#[test]
+fn a_profiler_sees_a_range_a_call() {
+    let body = || {
+        let path = env::var("STANDIN_PROFILER").expect("a library");
+        let profiler = StandInProfiler::new(&path);
+        let (runtime, comm) = (StandIn::new(), build(2).expect("communicator"));
+        assert_eq!(profiler.told(), [""; 0], "building a communicator is no call");
+        let mut data = [0, 1].map(|r| comm.buffer_from(r, &[r as u32; 100]).expect("buffer"));
+        let labelled = |label: &'static str| Broadcast::from_root(0).label(label);
+        comm.broadcast_in_place(&mut data, labelled("weights")).expect("launch").wait().expect("outcome");
+        assert_eq!(profiler.told(), ["begin roctx|crossccl broadcast: weights|", "end roctx"]);
+        let what = ReduceScatter::new(ReduceOp::Sum);
+        comm.reduce_scatter_in_place(&mut data, what).expect("launch").wait().expect("outcome");
+        assert_eq!(profiler.told(), ["begin roctx|crossccl reduce_scatter|", "end roctx"]);
+        // What ends a string of C is left out.
+        comm.broadcast_in_place(&mut data, labelled("la\0yer é")).expect("launch").wait().expect("outcome");
+        assert_eq!(profiler.told(), ["begin roctx|crossccl broadcast: layer é|", "end roctx"]);
+        // What is refused is no call; one whose second launch fails ends as any does.
+        assert!(comm.broadcast_in_place(&mut data, 2).is_err());
+        assert_eq!(profiler.told(), [""; 0]);
+        runtime.arm("hipModuleLaunchKernel:2:719");
+        assert!(comm.broadcast_in_place(&mut data, labelled("fails")).is_err());
+        assert_eq!(runtime.fired(), "hipModuleLaunchKernel");
+        runtime.arm("");
+        assert_eq!(profiler.told(), ["begin roctx|crossccl broadcast: fails|", "end roctx"]);
+        comm.reset().expect("reset");
+        // Of one rank's call each rank has one, on its thread.
+        std::thread::scope(|scope| {
+            for rank in comm.into_ranks() {
+                scope.spawn(move || {
+                    let mut data = rank.buffer::<u32>(100).expect("buffer");
+                    rank.broadcast_in_place(&mut data, labelled("a rank's")).expect("launch").wait().expect("outcome");
+                });
+            }
+        });
+        let mut told = profiler.told();
+        told.sort();
+        assert_eq!(told, [["begin roctx|crossccl broadcast: a rank's|"; 2], ["end roctx"; 2]].concat());
+    };
+    let library = if is_body() { "" } else { profiler::library() };
+    let other = if is_body() { String::new() } else { temporary("roctx.so").display().to_string() };
+    if !is_body() {
+        fs::copy(library, &other).expect("library");
+    }
+    let two = ("STANDIN_DEVICES", "2");
+    alone(&[two, ("STANDIN_PROFILER", library)], body);
+    alone(&[two, ("STANDIN_PROFILER", &other), (ROCTX, &other)], body);
+}
+
+#[test]
+fn a_profiler_that_takes_no_ranges() {
+    let works_without = || {
+        tracing_subscriber::fmt().with_ansi(false).init();
+        assert!(Hip::profiler().is_none());
+        works(&build(2).expect("communicator"));
+        assert!(!fs::read_to_string("/proc/self/maps").expect("a list").contains("roctx"));
+    };
+    let library: &str = if is_body() { "" } else { profiler::library() };
+    let folder = Path::new(library).parent().map_or(String::new(), |folder| folder.display().to_string());
+    let none: [(&str, &[&str]); 3] = [
+        // It lies where the loader looks.
+        ("", &[]),
+        ("/nonexistent", &["CROSSCCL_ROCTX=/nonexistent: ", "No such file"]),
+        ("libc.so.6", &["a library of ROCTX without its functions"]),
+    ];
+    for (library, words) in none {
+        let said = alone(&[("STANDIN_DEVICES", "2"), (ROCTX, library), ("LD_LIBRARY_PATH", &folder)], works_without);
+        assert_eq!(said.matches("no ranges for a profiler").count(), words.len().min(1), "{said}");
+        assert!(words.iter().all(|word| said.contains(word)), "{said}");
+    }
 }

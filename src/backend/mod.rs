@@ -23,6 +23,7 @@ use std::{
 };
 
 pub(crate) mod memory;
+pub(crate) mod profiler;
 
 cfg_if::cfg_if! {
     if #[cfg(feature = "cpu")] {
@@ -39,6 +40,8 @@ cfg_if::cfg_if! {
         pub(crate) mod hip;
     }
 }
+
+pub use profiler::Profiler;
 
 use crate::{
     abi::Arguments,
@@ -435,6 +438,11 @@ pub unsafe trait Backend: Sized + fmt::Debug + Send + Sync + 'static {
     /// As for the calls that were captured, each time.
     unsafe fn launch_graph(_stream: &Self::Stream, _graph: &Self::Graph) -> Result<(), Fault> {
         Err(Fault::new("capture", 0, format!("the {} backend has no graphs", Self::NAME)))
+    }
+    /// The profiler that shows ranges of this program's time, if one does: each call is one then, while it is enqueued. Asked
+    /// in every call, so the answer is kept.
+    fn profiler() -> Option<&'static dyn Profiler> {
+        None
     }
     /// Blocks until the event has passed; false if `deadline` passed first.
     ///
