@@ -1,5 +1,5 @@
-//! ROCTX: ranges go to its library where the process has it already, by a profiler that brought it (`rocprofv3
-//! --marker-trace`) or a framework that is linked with it. Otherwise it is loaded only where a variable names it.
+//! ROCTX: ranges go to its library where the process has it already, by a profiler that preloads it or a framework that is
+//! linked with it. Otherwise it is loaded only where a variable names it.
 
 use std::{
     ffi::{c_char, c_int},
@@ -12,7 +12,7 @@ use super::super::profiler::{Profiler, name};
 
 /// A library to load: a file or a name for the loader.
 const VARIABLE: &str = "CROSSCCL_ROCTX";
-/// Those that may be there: ROCprofiler-SDK's of ROCm 7 and 6, and ROCTracer's before.
+/// Those that may be there: ROCprofiler-SDK's of ROCm 7 and 6, and ROCTracer's before, of which newer profilers hear nothing.
 const LIBRARIES: [&str; 3] = ["librocprofiler-sdk-roctx.so.1", "librocprofiler-sdk-roctx.so.0", "libroctx64.so.4"];
 /// Finds what the process has loaded and loads nothing. Of Linux, as ROCm is.
 const RTLD_NOLOAD: c_int = 4;
