@@ -64,12 +64,17 @@ pub(crate) fn check_stream<B: Backend>(
     stream: &B::Stream,
 ) -> Result<()> {
     let device = &shared.ranks[rank].device;
-    if B::device_of(stream) == *device {
-        return Ok(());
-    }
+    let elsewhere = elsewhere::<B>(device, stream).map_err(|f| shared.driver_error(rank, f))?;
+    let Some(other) = elsewhere else { return Ok(()) };
     let expected = format!("a stream of the rank's device {}", B::ordinal(device));
-    let got = format!("one of device {}", B::ordinal(&B::device_of(stream)));
-    Err(crate::collective::invalid(operation, Some(rank), "stream", expected, got))
+    Err(crate::collective::invalid(operation, Some(rank), "stream", expected, format!("one of device {other}")))
+}
+
+/// The ordinal of the device that a stream is of, by whoever made it or by the driver, where it is not `device`.
+pub(crate) fn elsewhere<B: Backend>(device: &B::Device, stream: &B::Stream) -> Result<Option<usize>, Fault> {
+    let said = B::device_of(stream);
+    let ordinal = if said == *device { B::ordinal_of(stream)? } else { B::ordinal(&said) };
+    Ok((said != *device || ordinal != B::ordinal(device)).then_some(ordinal))
 }
 
 /// No rank's stream may wait for another's, which waits for it: work of theirs would never meet.

@@ -351,6 +351,15 @@ pub unsafe trait Backend: Sized + fmt::Debug + Send + Sync + 'static {
     }
     /// The device of a stream.
     fn device_of(stream: &Self::Stream) -> Self::Device;
+    /// The ordinal of the device on which the driver has a stream: another one than that of
+    /// [`device_of`](Self::device_of) where a caller took a handle for what it is not. A backend that cannot tell answers the
+    /// latter.
+    ///
+    /// # Errors
+    /// The driver's answer.
+    fn ordinal_of(stream: &Self::Stream) -> Result<usize, Fault> {
+        Ok(Self::ordinal(&Self::device_of(stream)))
+    }
     /// Enqueues a launch.
     ///
     /// # Errors

@@ -116,6 +116,10 @@ unsafe impl Backend for Cuda {
         stream.device().clone()
     }
 
+    fn ordinal_of(stream: &CudaStream) -> Result<usize, Fault> {
+        stream.ordinal()
+    }
+
     unsafe fn launch(
         stream: &CudaStream,
         _kernel: Kernel,

@@ -120,6 +120,10 @@ unsafe impl Backend for Hip {
         stream.device().clone()
     }
 
+    fn ordinal_of(stream: &HipStream) -> Result<usize, Fault> {
+        stream.ordinal()
+    }
+
     unsafe fn launch(
         stream: &HipStream,
         _kernel: Kernel,
