@@ -21,6 +21,10 @@ fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-env-changed=CROSSCCL_KERNELS");
     println!("cargo::rerun-if-env-changed=DOCS_RS");
+    // For backends elsewhere: DEP_CROSSCCL_KERNELS in their build scripts.
+    if let Ok(root) = std::env::var("CARGO_MANIFEST_DIR") {
+        println!("cargo::metadata=kernels={root}/kernels-common");
+    }
     let choice = toolchain::kernels(|name| std::env::var(name).ok(), Path::is_dir);
     if let Err(why) = choice.and_then(|kernels| bring(&kernels)) {
         for line in why.lines() {

@@ -25,7 +25,8 @@ pub(crate) const MISMATCH: u64 = 2;
 pub(crate) const ABORTED: u64 = 3;
 pub(crate) const POISONED: u64 = 4;
 
-/// Arguments of every kernel.
+/// Arguments of every kernel. A backend hands them on as they are, these `size_of::<Arguments>()` bytes, by address or by
+/// value: a launch keeps a copy, since the caller's is gone when it begins.
 #[derive(Clone, Debug)]
 #[repr(C)]
 pub struct Arguments {

@@ -7,6 +7,7 @@
 //! | [`streams_and_graphs`] | engines with streams of their own, captures, replays |
 //! | [`threads`] | one thread for all ranks, one a rank, and what goes wrong where they mix |
 //! | [`errors_and_recovery`] | what comes instead of a hang, and how to go on |
+//! | [`traces`] | names for calls, in logs and profilers |
 //! | [`numerics`] | what bits come out, and why the same everywhere |
 //! | [`from_nccl`] | porting |
 //! | [`backends`] | adding one |
@@ -25,6 +26,9 @@ pub mod threads {}
 
 #[doc = include_str!("guide/errors_and_recovery.md")]
 pub mod errors_and_recovery {}
+
+#[doc = include_str!("guide/traces.md")]
+pub mod traces {}
 
 #[doc = include_str!("guide/numerics.md")]
 pub mod numerics {}

@@ -73,7 +73,7 @@ mod tuning_file;
 
 pub use abi::{Arguments, MAX_BLOCKS, MAX_RANKS, VECTOR};
 pub use any::BackendKind;
-pub use backend::{Backend, Fault, Link, MemoryKind, Properties, Unfit};
+pub use backend::{Backend, Fault, Link, MemoryKind, Profiler, Properties, Unfit};
 pub use buffer::{Buffer, Destination, Slice, SliceMut, Untyped};
 pub use collective::{Agreement, Broadcast, ReduceScatter};
 pub use communicator::{AbortHandle, Builder, Communicator, Launched};

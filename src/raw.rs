@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use crate::{
     abi::{Arguments, form, hash},
-    backend::{Backend, Fault, Unfit},
+    backend::{Backend, Fault, Unfit, profiler::Watched},
     collective::Prepared,
     communicator::{Launch, RankState, Shared},
     error::{Error, Result},
@@ -64,12 +64,17 @@ pub(crate) fn check_stream<B: Backend>(
     stream: &B::Stream,
 ) -> Result<()> {
     let device = &shared.ranks[rank].device;
-    if B::device_of(stream) == *device {
-        return Ok(());
-    }
+    let elsewhere = elsewhere::<B>(device, stream).map_err(|f| shared.driver_error(rank, f))?;
+    let Some(other) = elsewhere else { return Ok(()) };
     let expected = format!("a stream of the rank's device {}", B::ordinal(device));
-    let got = format!("one of device {}", B::ordinal(&B::device_of(stream)));
-    Err(crate::collective::invalid(operation, Some(rank), "stream", expected, got))
+    Err(crate::collective::invalid(operation, Some(rank), "stream", expected, format!("one of device {other}")))
+}
+
+/// The ordinal of the device that a stream is of, by whoever made it or by the driver, where it is not `device`.
+pub(crate) fn elsewhere<B: Backend>(device: &B::Device, stream: &B::Stream) -> Result<Option<usize>, Fault> {
+    let said = B::device_of(stream);
+    let ordinal = if said == *device { B::ordinal_of(stream)? } else { B::ordinal(&said) };
+    Ok((said != *device || ordinal != B::ordinal(device)).then_some(ordinal))
 }
 
 /// No rank's stream may wait for another's, which waits for it: work of theirs would never meet.
@@ -127,13 +132,27 @@ pub(crate) fn check_memory<B: Backend>(shared: &Shared<B>, prepared: &Prepared) 
     Ok(())
 }
 
-/// Enqueues one rank's prepared launch. On an error nothing of it is enqueued, or the communicator is
+/// Enqueues one rank's prepared launch, a call of its own. On an error nothing of it is enqueued, or the communicator is
 /// poisoned for good.
 ///
 /// # Safety
 /// The memory that `prepared` names is valid as the `*_raw` methods of
 /// [`RankComm`](crate::RankComm) ask.
 pub(crate) unsafe fn enqueue<B: Backend>(
+    shared: &Arc<Shared<B>>,
+    prepared: &Prepared,
+    stream: &B::Stream,
+) -> Result<Launch<B>> {
+    let _range = prepared.watched.as_ref().map(Watched::range);
+    // SAFETY: the caller's promise.
+    unsafe { enqueue_one(shared, prepared, stream) }
+}
+
+/// The same, as a part of a call.
+///
+/// # Safety
+/// As for [`enqueue`].
+unsafe fn enqueue_one<B: Backend>(
     shared: &Arc<Shared<B>>,
     prepared: &Prepared,
     stream: &B::Stream,
@@ -371,9 +390,11 @@ pub(crate) unsafe fn enqueue_all<B: Backend>(
     launches: &mut SmallVec<[Launch<B>; 8]>,
 ) -> Result<()> {
     check_inline::<B>(prepared, &stream)?;
+    // One for the call: the ranks' parts of it have the same name.
+    let _range = prepared.first().and_then(|one| one.watched.as_ref()).map(Watched::range);
     for one in prepared {
         // SAFETY: the caller's promise.
-        launches.push(unsafe { enqueue(shared, one, &stream(one.rank))? });
+        launches.push(unsafe { enqueue_one(shared, one, &stream(one.rank))? });
     }
     Ok(())
 }

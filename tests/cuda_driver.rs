@@ -20,10 +20,16 @@ use std::{
 };
 
 use crossccl::{
-    Algorithm, Backend, BackendKind, Broadcast, Buffer, Communicator, Cuda, DType, Error, Overlap, Rank, RawRank,
-    ReduceOp, ReduceScatter,
+    Algorithm, Backend, BackendKind, Broadcast, Buffer, Communicator, Cuda, CudaStream, DType, Error, Overlap, Rank,
+    RawRank, ReduceOp, ReduceScatter,
 };
 
+#[path = "profiler/stand_in.rs"]
+mod profiler;
+use profiler::StandInProfiler;
+
+/// By it a profiler names its library.
+const NVTX: &str = "NVTX_INJECTION64_PATH";
 /// In the environment of a process that runs a test's body: the test.
 const BODY: &str = "STANDIN_TEST_BODY";
 /// Likewise, which of many.
@@ -911,4 +917,124 @@ fn launches_overlap_where_their_code_waits() {
         });
         assert!(said.contains(expected), "{machine:?}: {said}");
     }
+}
+
+/// A profiler that has named its library sees each call as one range, under the caller's label, whatever becomes of it.
+#[test]
+fn a_profiler_sees_a_range_a_call() {
+    let library = if env::var(BODY).is_ok() { "" } else { profiler::library() };
+    alone(&[("STANDIN_DEVICES", "2"), (NVTX, library)], || {
+        let (driver, comm) = (StandIn::new(), build(2).expect("communicator"));
+        let profiler = StandInProfiler::new(&env::var(NVTX).expect("a library"));
+        assert_eq!(profiler.told(), [""; 0], "building a communicator is no call");
+        let mut data = [0, 1].map(|r| comm.buffer_from(r, &[r as u32; 100]).expect("buffer"));
+        let labelled = |label: &'static str| Broadcast::from_root(0).label(label);
+        comm.broadcast_in_place(&mut data, labelled("weights")).expect("launch").wait().expect("outcome");
+        assert_eq!(profiler.told(), ["domain crossccl", "begin crossccl|broadcast: weights|400", "end crossccl"]);
+        let what = ReduceScatter::new(ReduceOp::Sum);
+        comm.reduce_scatter_in_place(&mut data, what).expect("launch").wait().expect("outcome");
+        assert_eq!(profiler.told(), ["begin crossccl|reduce_scatter|400", "end crossccl"]);
+        // What ends a string of C is left out.
+        comm.broadcast_in_place(&mut data, labelled("la\0yer é")).expect("launch").wait().expect("outcome");
+        assert_eq!(profiler.told(), ["begin crossccl|broadcast: layer é|400", "end crossccl"]);
+        // What is refused is no call; one whose second launch fails ends as any does.
+        assert!(comm.broadcast_in_place(&mut data, 2).is_err());
+        assert_eq!(profiler.told(), [""; 0]);
+        driver.arm("cuLaunchKernelEx:2:719");
+        assert!(comm.broadcast_in_place(&mut data, labelled("fails")).is_err());
+        assert_eq!(driver.fired(), "cuLaunchKernelEx");
+        driver.arm("");
+        assert_eq!(profiler.told(), ["begin crossccl|broadcast: fails|400", "end crossccl"]);
+        comm.reset().expect("reset");
+        // Of one rank's call each rank has one, on its thread.
+        std::thread::scope(|scope| {
+            for rank in comm.into_ranks() {
+                scope.spawn(move || {
+                    let mut data = rank.buffer::<u32>(100).expect("buffer");
+                    rank.broadcast_in_place(&mut data, labelled("a rank's")).expect("launch").wait().expect("outcome");
+                });
+            }
+        });
+        let mut told = profiler.told();
+        told.sort();
+        assert_eq!(told, [["begin crossccl|broadcast: a rank's|400"; 2], ["end crossccl"; 2]].concat());
+    });
+}
+
+/// One that is not there, does not take part or takes no ranges: a warning, once, and all works.
+#[test]
+fn a_profiler_that_takes_no_ranges() {
+    let works_without = || {
+        tracing_subscriber::fmt().with_ansi(false).init();
+        assert!(Cuda::profiler().is_none());
+        works(&build(2).expect("communicator"));
+    };
+    let library = if env::var(BODY).is_ok() { "" } else { profiler::library() };
+    let none: [(&str, &str, &[&str]); 5] = [
+        ("", "", &[]),
+        ("/nonexistent", "", &["NVTX_INJECTION64_PATH=/nonexistent: ", "No such file"]),
+        ("libc.so.6", "", &["NVTX_INJECTION64_PATH=libc.so.6: no library of a profiler"]),
+        (library, "absent", &["the profiler does not take part"]),
+        (library, "marks", &["the profiler takes no ranges"]),
+    ];
+    for (library, kind, words) in none {
+        let machine = [("STANDIN_DEVICES", "2"), (NVTX, library), ("STANDIN_PROFILER", kind)];
+        let said = alone(&machine, works_without);
+        assert_eq!(said.matches("no ranges for a profiler").count(), words.len().min(1), "{said}");
+        assert!(words.iter().all(|word| said.contains(word)), "{said}");
+    }
+}
+
+/// A stream of the engine's that another device has is refused, before anything is launched, by what takes streams; the driver
+/// is asked once of each, and one that does not answer is told of.
+#[test]
+fn a_stream_of_another_device_is_refused() {
+    let body = || {
+        let (driver, comm) = (StandIn::new(), build(2).expect("communicator"));
+        let device = |ordinal| Cuda::open(ordinal).expect("device");
+        let made = [0, 1].map(|ordinal| Cuda::create_stream(&device(ordinal)).expect("stream"));
+        // SAFETY: the streams live as long as the closure, and work on them is waited for.
+        let taken = |ordinal, of: usize| unsafe { CudaStream::from_raw(&device(ordinal), made[of].handle()) };
+        let data = [0, 1].map(|rank| comm.buffer_from(rank, &[rank as u8; 100]).expect("buffer"));
+        let ranks = data.each_ref().map(|one| RawRank::new(one.address(), one.address()));
+        // SAFETY: buffers of that size, which live until the end; waited for.
+        let broadcast = |streams: &[CudaStream; 2]| unsafe {
+            comm.broadcast_raw(&ranks, streams, 100, DType::U8, 0).and_then(|launched| launched.wait())
+        };
+        let refused = |operation, expected: &str, got: &str| {
+            Err(Error::InvalidArgument {
+                operation,
+                rank: Some(Rank(1)),
+                argument: "stream",
+                expected: expected.into(),
+                got: got.into(),
+            })
+        };
+        let (expected, got) = ("a stream of the rank's device 1", "one of device 0");
+        assert_eq!(broadcast(&[taken(0, 0), taken(1, 0)]), refused("broadcast", expected, got));
+        // SAFETY: nothing is captured.
+        let captured = unsafe { comm.capture(&[taken(0, 0), taken(1, 0)], || Ok(())) };
+        assert_eq!(captured.map(drop), refused("capture", expected, got));
+        let built = Communicator::<Cuda>::builder(0..2).streams([taken(0, 0), taken(1, 0)]).build();
+        assert_eq!(built.map(drop), refused("communicator", "one on the rank's device 1", "one on device 0"));
+        assert_eq!(data[1].to_vec(), Ok(vec![1; 100]));
+
+        let right = [taken(0, 0), taken(1, 1)];
+        driver.arm("cuStreamGetCtx:2:719");
+        let outcome = broadcast(&right);
+        let Err(Error::Driver { call: "cuStreamGetCtx", rank: Some(Rank(1)), code: 719, .. }) = outcome else {
+            panic!("{outcome:?}")
+        };
+        driver.arm("");
+        assert_eq!(broadcast(&right), Ok(()));
+        assert_eq!(data[1].to_vec(), Ok(vec![0; 100]));
+        driver.arm("cuStreamGetCtx:1:719");
+        assert_eq!((broadcast(&right), driver.fired()), (Ok(()), String::new()), "asked again");
+        // A driver that cannot tell is believed the caller.
+        driver.arm("cuStreamGetCtx:1:801");
+        assert_eq!((broadcast(&[taken(0, 0), taken(1, 1)]), driver.fired()), (Ok(()), "cuStreamGetCtx".into()));
+        driver.arm("");
+        works(&comm);
+    };
+    alone(&[("STANDIN_DEVICES", "2")], body);
 }

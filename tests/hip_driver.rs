@@ -19,10 +19,16 @@ use std::{
 };
 
 use crossccl::{
-    Algorithm, Backend, BackendKind, Broadcast, Buffer, Communicator, DType, Error, Hip, Rank, RawRank, ReduceOp,
-    ReduceScatter, signal_buffer_bytes,
+    Algorithm, Backend, BackendKind, Broadcast, Buffer, Communicator, DType, Error, Hip, HipStream, Rank, RawRank,
+    ReduceOp, ReduceScatter, signal_buffer_bytes,
 };
 
+#[path = "profiler/stand_in.rs"]
+mod profiler;
+use profiler::StandInProfiler;
+
+/// Names a library of ROCTX.
+const ROCTX: &str = "CROSSCCL_ROCTX";
 /// In the environment of a process that runs a test's body: the test.
 const BODY: &str = "STANDIN_TEST_BODY";
 /// Likewise, which of many.
@@ -269,7 +275,7 @@ fn a_function_that_is_missing_is_named() {
         return;
     }
     let [required, optional] = functions();
-    assert!(required.len() > 30 && optional.len() == 2, "{required:?} {optional:?}");
+    assert!(required.len() > 30 && optional.len() == 3, "{required:?} {optional:?}");
     for function in required {
         let library = without(&function);
         alone_with(&[(LIBRARY, &library), (STEP, &function)], missing);
@@ -769,5 +775,154 @@ fn memory_is_kept_and_used_again() {
             error.to_string(),
             "hip device 0: hipMalloc failed with code 2: hipErrorOutOfMemory for 5000 bytes; 0 bytes are kept from buffers that were dropped"
         );
+    });
+}
+
+/// ROCm's ranges, one a call under the caller's label, whatever becomes of it: by a library that is named, and by one that
+/// the process has already. One that it has not is not loaded.
+#[test]
+fn a_profiler_sees_a_range_a_call() {
+    let body = || {
+        let path = env::var("STANDIN_PROFILER").expect("a library");
+        let profiler = StandInProfiler::new(&path);
+        let (runtime, comm) = (StandIn::new(), build(2).expect("communicator"));
+        assert_eq!(profiler.told(), [""; 0], "building a communicator is no call");
+        let mut data = [0, 1].map(|r| comm.buffer_from(r, &[r as u32; 100]).expect("buffer"));
+        let labelled = |label: &'static str| Broadcast::from_root(0).label(label);
+        comm.broadcast_in_place(&mut data, labelled("weights")).expect("launch").wait().expect("outcome");
+        assert_eq!(profiler.told(), ["begin roctx|crossccl broadcast: weights|", "end roctx"]);
+        let what = ReduceScatter::new(ReduceOp::Sum);
+        comm.reduce_scatter_in_place(&mut data, what).expect("launch").wait().expect("outcome");
+        assert_eq!(profiler.told(), ["begin roctx|crossccl reduce_scatter|", "end roctx"]);
+        // What ends a string of C is left out.
+        comm.broadcast_in_place(&mut data, labelled("la\0yer é")).expect("launch").wait().expect("outcome");
+        assert_eq!(profiler.told(), ["begin roctx|crossccl broadcast: layer é|", "end roctx"]);
+        // What is refused is no call; one whose second launch fails ends as any does.
+        assert!(comm.broadcast_in_place(&mut data, 2).is_err());
+        assert_eq!(profiler.told(), [""; 0]);
+        runtime.arm("hipModuleLaunchKernel:2:719");
+        assert!(comm.broadcast_in_place(&mut data, labelled("fails")).is_err());
+        assert_eq!(runtime.fired(), "hipModuleLaunchKernel");
+        runtime.arm("");
+        assert_eq!(profiler.told(), ["begin roctx|crossccl broadcast: fails|", "end roctx"]);
+        comm.reset().expect("reset");
+        // Of one rank's call each rank has one, on its thread.
+        std::thread::scope(|scope| {
+            for rank in comm.into_ranks() {
+                scope.spawn(move || {
+                    let mut data = rank.buffer::<u32>(100).expect("buffer");
+                    rank.broadcast_in_place(&mut data, labelled("a rank's")).expect("launch").wait().expect("outcome");
+                });
+            }
+        });
+        let mut told = profiler.told();
+        told.sort();
+        assert_eq!(told, [["begin roctx|crossccl broadcast: a rank's|"; 2], ["end roctx"; 2]].concat());
+    };
+    let library = if is_body() { "" } else { profiler::library() };
+    let other = if is_body() { String::new() } else { temporary("roctx.so").display().to_string() };
+    if !is_body() {
+        fs::copy(library, &other).expect("library");
+    }
+    let two = ("STANDIN_DEVICES", "2");
+    alone(&[two, ("STANDIN_PROFILER", library)], body);
+    alone(&[two, ("STANDIN_PROFILER", &other), (ROCTX, &other)], body);
+}
+
+#[test]
+fn a_profiler_that_takes_no_ranges() {
+    let works_without = || {
+        tracing_subscriber::fmt().with_ansi(false).init();
+        assert!(Hip::profiler().is_none());
+        works(&build(2).expect("communicator"));
+        assert!(!fs::read_to_string("/proc/self/maps").expect("a list").contains("roctx"));
+    };
+    let library: &str = if is_body() { "" } else { profiler::library() };
+    let folder = Path::new(library).parent().map_or(String::new(), |folder| folder.display().to_string());
+    let none: [(&str, &[&str]); 3] = [
+        // It lies where the loader looks.
+        ("", &[]),
+        ("/nonexistent", &["CROSSCCL_ROCTX=/nonexistent: ", "No such file"]),
+        ("libc.so.6", &["a library of ROCTX without its functions"]),
+    ];
+    for (library, words) in none {
+        let said = alone(&[("STANDIN_DEVICES", "2"), (ROCTX, library), ("LD_LIBRARY_PATH", &folder)], works_without);
+        assert_eq!(said.matches("no ranges for a profiler").count(), words.len().min(1), "{said}");
+        assert!(words.iter().all(|word| said.contains(word)), "{said}");
+    }
+}
+
+/// A stream of the engine's that another device has is refused, before anything is launched, by what takes streams; the driver
+/// is asked once of each, and one that does not answer is told of.
+#[test]
+fn a_stream_of_another_device_is_refused() {
+    let body = || {
+        let (runtime, comm) = (StandIn::new(), build(2).expect("communicator"));
+        let device = |ordinal| Hip::open(ordinal).expect("device");
+        let made = [0, 1].map(|ordinal| Hip::create_stream(&device(ordinal)).expect("stream"));
+        // SAFETY: the streams live as long as the closure, and work on them is waited for.
+        let taken = |ordinal, of: usize| unsafe { HipStream::from_raw(&device(ordinal), made[of].handle()) };
+        let data = [0, 1].map(|rank| comm.buffer_from(rank, &[rank as u8; 100]).expect("buffer"));
+        let ranks = data.each_ref().map(|one| RawRank::new(one.address(), one.address()));
+        // SAFETY: buffers of that size, which live until the end; waited for.
+        let broadcast = |streams: &[HipStream; 2]| unsafe {
+            comm.broadcast_raw(&ranks, streams, 100, DType::U8, 0).and_then(|launched| launched.wait())
+        };
+        let refused = |operation, expected: &str, got: &str| {
+            Err(Error::InvalidArgument {
+                operation,
+                rank: Some(Rank(1)),
+                argument: "stream",
+                expected: expected.into(),
+                got: got.into(),
+            })
+        };
+        let (expected, got) = ("a stream of the rank's device 1", "one of device 0");
+        assert_eq!(broadcast(&[taken(0, 0), taken(1, 0)]), refused("broadcast", expected, got));
+        // SAFETY: nothing is captured.
+        let captured = unsafe { comm.capture(&[taken(0, 0), taken(1, 0)], || Ok(())) };
+        assert_eq!(captured.map(drop), refused("capture", expected, got));
+        let built = Communicator::<Hip>::builder(0..2).streams([taken(0, 0), taken(1, 0)]).build();
+        assert_eq!(built.map(drop), refused("communicator", "one on the rank's device 1", "one on device 0"));
+        assert_eq!(data[1].to_vec(), Ok(vec![1; 100]));
+
+        let right = [taken(0, 0), taken(1, 1)];
+        runtime.arm("hipStreamGetDevice:2:719");
+        let outcome = broadcast(&right);
+        let Err(Error::Driver { call: "hipStreamGetDevice", rank: Some(Rank(1)), code: 719, .. }) = outcome else {
+            panic!("{outcome:?}")
+        };
+        runtime.arm("");
+        assert_eq!(broadcast(&right), Ok(()));
+        assert_eq!(data[1].to_vec(), Ok(vec![0; 100]));
+        runtime.arm("hipStreamGetDevice:1:719");
+        assert_eq!((broadcast(&right), runtime.fired()), (Ok(()), String::new()), "asked again");
+        // A driver that cannot tell is believed the caller.
+        runtime.arm("hipStreamGetDevice:1:801");
+        assert_eq!((broadcast(&[taken(0, 0), taken(1, 1)]), runtime.fired()), (Ok(()), "hipStreamGetDevice".into()));
+        runtime.arm("");
+        works(&comm);
+    };
+    alone(&[("STANDIN_DEVICES", "2")], body);
+}
+
+/// A runtime before it could tell of a stream takes the caller's word.
+#[test]
+fn a_runtime_that_cannot_tell_of_streams() {
+    let library = if is_body() { String::new() } else { without("hipStreamGetDevice") };
+    alone_with(&[(LIBRARY, &library), ("STANDIN_DEVICES", "2")], || {
+        let comm = build(2).expect("communicator");
+        works(&comm);
+        let device = |ordinal| Hip::open(ordinal).expect("device");
+        let made = [0, 1].map(|ordinal| Hip::create_stream(&device(ordinal)).expect("stream"));
+        let streams = [0, 1].map(|rank| {
+            // SAFETY: it lives as long, and work on it is waited for.
+            unsafe { HipStream::from_raw(&device(rank), made[rank].handle()) }
+        });
+        let data = [0, 1].map(|rank| comm.buffer_from(rank, &[rank as u8; 100]).expect("buffer"));
+        let ranks = data.each_ref().map(|one| RawRank::new(one.address(), one.address()));
+        // SAFETY: buffers of that size, which live until the end.
+        unsafe { comm.broadcast_raw(&ranks, &streams, 100, DType::U8, 0) }.expect("launch").wait().expect("outcome");
+        assert_eq!(data[1].to_vec(), Ok(vec![0; 100]));
     });
 }

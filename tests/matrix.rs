@@ -10,35 +10,15 @@
 #[macro_use]
 mod support;
 
-macro_rules! for_each_backend {
-    ($($(#[$attribute:meta])* $name:ident: $backend:ty $(, which has $more:ident)?;)*) => { $(
-        $(#[$attribute])*
-        #[path = "suite"]
-        mod $name {
-            pub(crate) type B = $backend;
-            mod arguments;
-            mod broadcast;
-            mod cases;
-            mod epilogue;
-            mod failures;
-            mod graphs;
-            mod numbers;
-            mod packets;
-            mod programs;
-            mod ranks;
-            mod reduce_scatter;
-            mod stress;
-            $(mod $more;)?
-        }
-    )* };
-}
-
 for_each_backend! {
     #[cfg(feature = "cpu")]
+    #[path = "suite"]
     cpu: crossccl::Cpu, which has inline_streams;
     #[cfg(feature = "cuda")]
+    #[path = "suite"]
     cuda: crossccl::Cuda, which has default_streams;
     #[cfg(feature = "rocm")]
+    #[path = "suite"]
     hip: crossccl::Hip, which has default_streams;
 }
 

@@ -23,6 +23,7 @@ use std::{
 };
 
 pub(crate) mod memory;
+pub(crate) mod profiler;
 
 cfg_if::cfg_if! {
     if #[cfg(feature = "cpu")] {
@@ -39,6 +40,8 @@ cfg_if::cfg_if! {
         pub(crate) mod hip;
     }
 }
+
+pub use profiler::Profiler;
 
 use crate::{
     abi::Arguments,
@@ -136,6 +139,27 @@ pub struct Properties {
     pub emulated: bool,
     /// What is known to be wrong with the driver's version, and what to do about it. Building a communicator warns of it.
     pub known_faults: Vec<&'static str>,
+}
+
+impl Properties {
+    /// Those of a device of which nothing is known but its name, what `kTile` is in its kernels' target, in bytes, and
+    /// how often a second their clock ticks: blocks of one thread, one a rank; packets for who asks for them; memory that is
+    /// not coherent. What is known besides is set in the fields.
+    pub fn new(name: impl Into<String>, tile: u64, ticks_per_second: u64) -> Self {
+        Properties {
+            name: name.into(),
+            preferred_blocks: Blocks { broadcast: 1, reduce_scatter: 1, low_latency: 1 },
+            tile,
+            least_tile: tile,
+            packets: Packets::when_asked(tile),
+            threads: 1,
+            coherent: false,
+            ticks_per_second,
+            cache: 0,
+            emulated: false,
+            known_faults: Vec::new(),
+        }
+    }
 }
 
 /// The first of some variables that is set to something other than 0, with its value.
@@ -330,6 +354,15 @@ pub unsafe trait Backend: Sized + fmt::Debug + Send + Sync + 'static {
     }
     /// The device of a stream.
     fn device_of(stream: &Self::Stream) -> Self::Device;
+    /// The ordinal of the device on which the driver has a stream: another one than that of
+    /// [`device_of`](Self::device_of) where a caller took a handle for what it is not. A backend that cannot tell answers the
+    /// latter.
+    ///
+    /// # Errors
+    /// The driver's answer.
+    fn ordinal_of(stream: &Self::Stream) -> Result<usize, Fault> {
+        Ok(Self::ordinal(&Self::device_of(stream)))
+    }
     /// Enqueues a launch.
     ///
     /// # Errors
@@ -417,6 +450,11 @@ pub unsafe trait Backend: Sized + fmt::Debug + Send + Sync + 'static {
     /// As for the calls that were captured, each time.
     unsafe fn launch_graph(_stream: &Self::Stream, _graph: &Self::Graph) -> Result<(), Fault> {
         Err(Fault::new("capture", 0, format!("the {} backend has no graphs", Self::NAME)))
+    }
+    /// The profiler that shows ranges of this program's time, if one does: each call is one then, while it is enqueued. Asked
+    /// in every call, so the answer is kept.
+    fn profiler() -> Option<&'static dyn Profiler> {
+        None
     }
     /// Blocks until the event has passed; false if `deadline` passed first.
     ///

@@ -10,7 +10,7 @@ pub use broadcast::Broadcast;
 pub use reduce_scatter::ReduceScatter;
 
 use crate::{
-    backend::Backend,
+    backend::{Backend, profiler::Watched},
     buffer::View,
     communicator::Shared,
     dtype::DType,
@@ -136,12 +136,15 @@ pub(crate) struct Prepared {
     pub(crate) strict: bool,
     /// Entered while the launch is enqueued.
     pub(crate) span: tracing::Span,
+    /// Likewise, of the call in a profiler.
+    pub(crate) watched: Option<Watched>,
 }
 
-/// A plan and the span of the call that it is for.
+/// A plan, and what is told of the call that it is for.
 struct Planned {
     plan: Plan,
     span: tracing::Span,
+    watched: Option<Watched>,
 }
 
 pub(crate) fn invalid(
@@ -191,7 +194,8 @@ impl Options {
 
     fn planned<B: Backend>(&self, shared: &Shared<B>, request: &Request) -> Result<Planned> {
         let plan = self.plan(shared, request)?;
-        Ok(Planned { plan, span: self.span(request, &plan, shared) })
+        let watched = Watched::new::<B>(request.name(), &self.label, request.bytes());
+        Ok(Planned { plan, span: self.span(request, &plan, shared), watched })
     }
 
     fn span<B: Backend>(&self, request: &Request, plan: &Plan, shared: &Shared<B>) -> tracing::Span {
@@ -225,6 +229,7 @@ impl Options {
             addresses,
             limit: self.timeout.unwrap_or(shared.limit),
             span: planned.span.clone(),
+            watched: planned.watched.clone(),
             strict: self.agreement.unwrap_or(shared.agreement) == Agreement::Strict,
         }
     }

@@ -390,10 +390,10 @@ impl<B: Backend> Builder<B> {
         for (rank, device) in devices.iter().enumerate() {
             let expected = format!("one on the rank's device {}", B::ordinal(device));
             let elsewhere = |stream: &B::Stream| {
-                let on = B::device_of(stream);
-                (on != *device).then(|| format!("one on device {}", B::ordinal(&on)))
+                let other = raw::elsewhere::<B>(device, stream).map_err(|f| driver_error::<B>(device, rank, f))?;
+                Ok(other.map(|other| format!("one on device {other}")))
             };
-            if let Some(got) = self.streams.get(rank).and_then(&elsewhere) {
+            if let Some(got) = self.streams.get(rank).map(&elsewhere).transpose()?.flatten() {
                 return Err(invalid(OPERATION, Some(rank), "stream", expected, got));
             }
             if let Some((address, bytes)) = self.signal_addresses.get(rank) {
@@ -408,7 +408,7 @@ impl<B: Backend> Builder<B> {
                     ),
                 });
             }
-            if let Some(got) = elsewhere(buffer.stream()) {
+            if let Some(got) = elsewhere(buffer.stream())? {
                 return Err(invalid(OPERATION, Some(rank), "signal buffer", expected, got));
             }
             if buffer.size_in_bytes() < needed {

@@ -80,6 +80,51 @@ fn streams_by_handle() {
     drop(comms);
 }
 
+/// A stream of another device is refused before anything is enqueued on any, whatever it is asked for, and the rank goes on.
+#[test]
+fn streams_of_another_device() {
+    let Some(_turn) = crate::support::turn::<B>(2) else { return };
+    if B::device_count().expect("devices") < 2 {
+        println!("SKIPPED {} with 2 devices: there is one", B::NAME);
+        return;
+    }
+    let comms = communicator();
+    let made = [0, 1].map(|rank| B::create_stream(&crate::support::device::<B>(rank)).expect("stream"));
+    let [zeroth, first] = made.each_ref().map(|stream| ptr::without_provenance_mut(stream.handle() as usize));
+    let memory = [0, 1].map(device_memory);
+    let dtype = number(crosscclUint8 as c_int);
+    let expected = |call: &str, rank: usize| {
+        let text = last();
+        let other = 1 - rank;
+        let why = format!("stream of rank {rank}: expected a stream of the rank's device {rank}, got one of device {other}");
+        assert!(text.starts_with(call) && text.contains(&why), "{text}");
+    };
+    for (rank, stream) in [(0, first), (1, zeroth), (0, own_stream(comms.rank(1)))] {
+        let (at, comm) = (memory[rank], comms.rank(rank));
+        // SAFETY: device memory of that size; refused before anything is enqueued.
+        unsafe {
+            assert_eq!(crosscclBroadcast(at, at, BYTES, dtype, 1, comm, stream), crosscclInvalidArgument);
+            expected("crosscclBroadcast", rank);
+            let (part, behind) = (BYTES / 4, at.wrapping_byte_add(BYTES / 2));
+            let result = crosscclReduceScatter(at, behind, part, dtype, number(crosscclSum as c_int), comm, stream);
+            assert_eq!(result, crosscclInvalidArgument);
+            expected("crosscclReduceScatter", rank);
+            // In a group, the call is refused where it is made.
+            ok(crosscclGroupStart());
+            assert_eq!(crosscclBroadcast(at, at, BYTES, dtype, 1, comm, stream), crosscclInvalidArgument);
+            expected("crosscclBroadcast", rank);
+            assert_eq!(crosscclGroupEnd(), crosscclInvalidArgument);
+        }
+        assert_eq!(async_error(comm), crosscclSuccess);
+    }
+    goes_in_order(&comms, [zeroth, first]);
+    drop(comms);
+    for (rank, at) in memory.into_iter().enumerate() {
+        // SAFETY: nothing uses it.
+        unsafe { B::free(&crate::support::device::<B>(rank), MemoryKind::Device, at.addr() as u64, BYTES) };
+    }
+}
+
 /// An engine captures its own streams, and replays its own graphs.
 #[test]
 fn calls_on_streams_that_are_captured() {

@@ -960,6 +960,20 @@ DRIVER int cuStreamGetFlags(void* stream, unsigned* flags) {
   return kSuccess;
 }
 
+DRIVER int cuStreamGetCtx(void* stream, void** context) {
+  ENTER();
+  // Of any context, whatever is current; default streams have none.
+  if ((uintptr_t)stream <= 2) misuse("cuStreamGetCtx: a default stream");
+  *context = known(machine().streams, stream, __func__, "stream")->context;
+  return kSuccess;
+}
+
+DRIVER int cuCtxGetDevice(int* device) {
+  ENTER();
+  *device = need_context(__func__)->device;
+  return kSuccess;
+}
+
 DRIVER int cuStreamIsCapturing(void* stream, int* status) {
   ENTER();
   if ((uintptr_t)stream < 2 && captures > 0) return kCaptureImplicit;

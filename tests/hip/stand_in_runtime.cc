@@ -240,6 +240,10 @@ RUNTIME int hipStreamSynchronize(void* stream) { CALL(return cuStreamSynchronize
 
 RUNTIME int hipStreamGetFlags(void* stream, unsigned* flags) { CALL(return cuStreamGetFlags(stream, flags);); }
 
+RUNTIME int hipStreamGetDevice(void* stream, int* device) {
+  CALL(void* context; const int code = cuStreamGetCtx(stream, &context); if (code == kSuccess) *device = ((Context*)context)->device; return code;);
+}
+
 RUNTIME int hipStreamIsCapturing(void* stream, int* status) { CALL(return cuStreamIsCapturing(stream, status);); }
 
 RUNTIME int hipThreadExchangeStreamCaptureMode(int* mode) { CALL(return cuThreadExchangeStreamCaptureMode(mode);); }

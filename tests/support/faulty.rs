@@ -51,6 +51,7 @@ methods! {
     Resident = "resident_blocks";
     Enter = "enter";
     Stream = "create_stream";
+    OrdinalOf = "ordinal_of";
     Serialized = "serialized";
     Launch = "launch";
     Copy = "copy";
@@ -389,6 +390,12 @@ unsafe impl Backend for Faulty {
 
     fn device_of(stream: &FaultyStream) -> CpuDevice {
         Cpu::device_of(&stream.0)
+    }
+
+    fn ordinal_of(stream: &FaultyStream) -> Result<usize, Fault> {
+        let ordinal = Cpu::ordinal(&Cpu::device_of(&stream.0));
+        called(Method::OrdinalOf, Some(ordinal))?;
+        Ok(ordinal)
     }
 
     unsafe fn launch(

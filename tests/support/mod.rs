@@ -94,6 +94,30 @@ pub(crate) fn turn<B: Backend>(ranks: usize) -> Option<Option<MutexGuard<'static
     Some(turn)
 }
 
+/// Stamps the suite once for each backend; `path` says where it stands.
+#[allow(unused_macros)]
+macro_rules! for_each_backend {
+    ($($(#[$attribute:meta])* $name:ident: $backend:ty $(, which has $more:ident)?;)*) => { $(
+        $(#[$attribute])*
+        mod $name {
+            pub(crate) type B = $backend;
+            mod arguments;
+            mod broadcast;
+            mod cases;
+            mod epilogue;
+            mod failures;
+            mod graphs;
+            mod numbers;
+            mod packets;
+            mod programs;
+            mod ranks;
+            mod reduce_scatter;
+            mod stress;
+            $(mod $more;)?
+        }
+    )* };
+}
+
 /// To begin a test with: leaves it where its devices are missing.
 #[allow(unused_macros)]
 macro_rules! needs_device {

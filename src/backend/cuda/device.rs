@@ -123,6 +123,10 @@ impl CudaDevice {
         &self.inner.pool
     }
 
+    pub(super) fn context(&self) -> sys::CUcontext {
+        self.inner.context
+    }
+
     pub(super) fn enter(&self) -> Result<Current, Fault> {
         Current::enter(self.inner.context)
     }

@@ -19,7 +19,7 @@ const LIBRARIES: [&str; 2] = ["libcuda.so", "libcuda.so.1"];
 const OLDEST: c_int = 12_000;
 
 /// Every function that is called through the bindings.
-const FUNCTIONS: [&str; 50] = [
+const FUNCTIONS: [&str; 52] = [
     "cuInit",
     "cuDriverGetVersion",
     "cuGetErrorName",
@@ -57,6 +57,8 @@ const FUNCTIONS: [&str; 50] = [
     "cuStreamSynchronize",
     "cuStreamIsCapturing",
     "cuStreamGetFlags",
+    "cuStreamGetCtx",
+    "cuCtxGetDevice",
     "cuThreadExchangeStreamCaptureMode",
     "cuStreamBeginCapture_v2",
     "cuStreamEndCapture",
@@ -179,7 +181,7 @@ pub struct Current {
 impl Current {
     pub(super) fn enter(context: sys::CUcontext) -> Result<Self, Fault> {
         let mut before = std::ptr::null_mut();
-        // SAFETY: contexts are primary ones that are never given back.
+        // SAFETY: contexts are primary ones that are never given back, or that of a caller's stream, which is there.
         unsafe {
             call!(cuCtxGetCurrent(&raw mut before))?;
             if before == context {
@@ -199,6 +201,15 @@ impl Drop for Current {
             let _ = unsafe { call!(cuCtxSetCurrent(before)) };
         }
     }
+}
+
+/// The ordinal of a context's device.
+pub(super) fn ordinal_of(context: sys::CUcontext) -> Result<usize, Fault> {
+    let _current = Current::enter(context)?;
+    let mut device: sys::CUdevice = 0;
+    // SAFETY: a local.
+    unsafe { call!(cuCtxGetDevice(&raw mut device))? };
+    usize::try_from(device).map_err(|_| Fault::new("cuCtxGetDevice", 0, format!("a device numbered {device}")))
 }
 
 /// Lets this thread allocate while another captures a stream in the global mode, in which an innocent

@@ -12,6 +12,7 @@ mod graph;
 mod images;
 mod link;
 mod memory;
+mod profiler;
 mod stream;
 
 use std::time::{Duration, Instant};
@@ -20,7 +21,7 @@ pub use device::{CudaDevice, CudaFunction};
 pub use graph::CudaGraph;
 pub use stream::{CudaEvent, CudaStream};
 
-use super::{Backend, Fault, Link, MemoryKind, Properties, Unfit, switched_on};
+use super::{Backend, Fault, Link, MemoryKind, Profiler, Properties, Unfit, switched_on};
 use crate::{abi::Arguments, plan::Kernel};
 
 /// The CUDA backend.
@@ -115,6 +116,10 @@ unsafe impl Backend for Cuda {
         stream.device().clone()
     }
 
+    fn ordinal_of(stream: &CudaStream) -> Result<usize, Fault> {
+        stream.ordinal()
+    }
+
     unsafe fn launch(
         stream: &CudaStream,
         _kernel: Kernel,
@@ -165,6 +170,10 @@ unsafe impl Backend for Cuda {
 
     unsafe fn launch_graph(stream: &CudaStream, graph: &CudaGraph) -> Result<(), Fault> {
         graph.launch(stream)
+    }
+
+    fn profiler() -> Option<&'static dyn Profiler> {
+        profiler::profiler()
     }
 
     fn wait(event: &CudaEvent, deadline: Option<Instant>) -> Result<bool, Fault> {

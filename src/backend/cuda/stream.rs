@@ -2,7 +2,7 @@
 
 use std::{
     fmt,
-    sync::{Arc, PoisonError},
+    sync::{Arc, OnceLock, PoisonError},
     thread::ThreadId,
     time::{Duration, Instant},
 };
@@ -27,6 +27,8 @@ struct Inner {
     owned: bool,
     /// Of the per-thread default stream, which is another one on another thread.
     thread: Option<ThreadId>,
+    /// The ordinal that the driver told.
+    told: OnceLock<usize>,
 }
 
 // SAFETY: handles of the driver, which may be used from any thread.
@@ -65,7 +67,8 @@ impl CudaStream {
     /// stream, 2 is that of the calling thread.
     ///
     /// # Safety
-    /// `handle` is a stream of the device's primary context and stays one while clones of this exist.
+    /// `handle` is a stream and stays one while clones of this exist. It should be of the device's primary context: one of
+    /// another device is refused by what takes it.
     pub unsafe fn from_raw(device: &CudaDevice, handle: u64) -> Self {
         match handle as usize {
             0 | LEGACY => Self::legacy(device),
@@ -75,7 +78,7 @@ impl CudaStream {
     }
 
     fn with(device: &CudaDevice, handle: sys::CUstream, owned: bool, thread: Option<ThreadId>) -> Self {
-        CudaStream { inner: Arc::new(Inner { device: device.clone(), handle, owned, thread }) }
+        CudaStream { inner: Arc::new(Inner { device: device.clone(), handle, owned, thread, told: OnceLock::new() }) }
     }
 
     /// The `CUstream`.
@@ -85,6 +88,30 @@ impl CudaStream {
 
     pub(super) fn device(&self) -> &CudaDevice {
         &self.inner.device
+    }
+
+    /// The ordinal of the device that it is of, by the driver: asked once.
+    pub(super) fn ordinal(&self) -> Result<usize, Fault> {
+        let device = &self.inner.device;
+        // Default streams are those of whatever is current.
+        if self.inner.owned || self.inner.handle as usize <= PER_THREAD {
+            return Ok(device.ordinal());
+        }
+        if let Some(told) = self.inner.told.get() {
+            return Ok(*told);
+        }
+        let mut context = std::ptr::null_mut();
+        // SAFETY: a local; the handle is a stream, by the promise of who gave it.
+        let told = match unsafe { sys::cuStreamGetCtx(self.inner.handle, &raw mut context) } {
+            // It cannot tell of this one.
+            sys::CUresult::CUDA_ERROR_NOT_SUPPORTED => device.ordinal(),
+            result => {
+                driver::check("cuStreamGetCtx", result)?;
+                // Mostly it is the device's own.
+                if context == device.context() { device.ordinal() } else { driver::ordinal_of(context)? }
+            }
+        };
+        Ok(*self.inner.told.get_or_init(|| told))
     }
 
     /// The handle, on a thread where it means this stream.

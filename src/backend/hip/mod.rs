@@ -17,6 +17,7 @@ mod images;
 #[cfg(not(feature = "hip-sys"))]
 mod library;
 mod memory;
+mod profiler;
 mod stream;
 
 use std::time::{Duration, Instant};
@@ -25,7 +26,7 @@ pub use device::{HipDevice, HipFunction};
 pub use graph::HipGraph;
 pub use stream::{HipEvent, HipStream};
 
-use super::{Backend, Fault, Link, MemoryKind, Properties, Unfit, switched_on};
+use super::{Backend, Fault, Link, MemoryKind, Profiler, Properties, Unfit, switched_on};
 use crate::{abi::Arguments, plan::Kernel};
 
 /// The HIP backend.
@@ -119,6 +120,10 @@ unsafe impl Backend for Hip {
         stream.device().clone()
     }
 
+    fn ordinal_of(stream: &HipStream) -> Result<usize, Fault> {
+        stream.ordinal()
+    }
+
     unsafe fn launch(
         stream: &HipStream,
         _kernel: Kernel,
@@ -169,6 +174,10 @@ unsafe impl Backend for Hip {
 
     unsafe fn launch_graph(stream: &HipStream, graph: &HipGraph) -> Result<(), Fault> {
         graph.launch(stream)
+    }
+
+    fn profiler() -> Option<&'static dyn Profiler> {
+        profiler::profiler()
     }
 
     fn wait(event: &HipEvent, deadline: Option<Instant>) -> Result<bool, Fault> {

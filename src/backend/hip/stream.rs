@@ -3,7 +3,7 @@
 use std::{
     ffi::c_void,
     fmt,
-    sync::{Arc, PoisonError},
+    sync::{Arc, OnceLock, PoisonError},
     thread::ThreadId,
     time::{Duration, Instant},
 };
@@ -28,6 +28,8 @@ struct Inner {
     owned: bool,
     /// Of the per-thread default stream, which is another one on another thread.
     thread: Option<ThreadId>,
+    /// The ordinal that the runtime told.
+    told: OnceLock<usize>,
 }
 
 // SAFETY: handles of the runtime, which may be used from any thread.
@@ -63,7 +65,8 @@ impl HipStream {
     /// thread.
     ///
     /// # Safety
-    /// `handle` is a stream of the device and stays one while clones of this exist.
+    /// `handle` is a stream and stays one while clones of this exist. It should be of the device: one of another is refused by
+    /// what takes it, where the runtime can tell (it has `hipStreamGetDevice`).
     pub unsafe fn from_raw(device: &HipDevice, handle: u64) -> Self {
         match handle as usize {
             0 | LEGACY => Self::legacy(device),
@@ -73,7 +76,7 @@ impl HipStream {
     }
 
     fn with(device: &HipDevice, handle: sys::Stream, owned: bool, thread: Option<ThreadId>) -> Self {
-        HipStream { inner: Arc::new(Inner { device: device.clone(), handle, owned, thread }) }
+        HipStream { inner: Arc::new(Inner { device: device.clone(), handle, owned, thread, told: OnceLock::new() }) }
     }
 
     /// The `hipStream_t`.
@@ -83,6 +86,33 @@ impl HipStream {
 
     pub(super) fn device(&self) -> &HipDevice {
         &self.inner.device
+    }
+
+    /// The ordinal of the device that it is of, by the runtime, where it can tell: asked once.
+    pub(super) fn ordinal(&self) -> Result<usize, Fault> {
+        let device = &self.inner.device;
+        // Default streams are those of whatever is current.
+        if self.inner.owned || self.inner.handle as usize <= sys::STREAM_PER_THREAD {
+            return Ok(device.ordinal());
+        }
+        if let Some(told) = self.inner.told.get() {
+            return Ok(*told);
+        }
+        const CALL: &str = "hipStreamGetDevice";
+        let driver = driver::driver()?;
+        let Some(device_of) = driver.functions.hipStreamGetDevice else { return Ok(device.ordinal()) };
+        let mut ordinal = 0;
+        // SAFETY: a local; the handle is a stream, by the promise of who gave it.
+        let code = unsafe { device_of(self.inner.handle, &raw mut ordinal) };
+        let told = match driver.check(CALL, code) {
+            // It cannot tell of this one.
+            Err(fault) if fault.code == i64::from(sys::NOT_SUPPORTED) => device.ordinal(),
+            Err(fault) => return Err(fault),
+            Ok(()) => {
+                usize::try_from(ordinal).map_err(|_| Fault::new(CALL, 0, format!("a device numbered {ordinal}")))?
+            }
+        };
+        Ok(*self.inner.told.get_or_init(|| told))
     }
 
     /// The handle, on a thread where it means this stream.

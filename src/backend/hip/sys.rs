@@ -78,10 +78,11 @@ macro_rules! for_each_function {
                 hipEventDestroy(event: Event) -> Code;
                 hipEventElapsedTime(milliseconds: *mut f32, start: Event, stop: Event) -> Code;
             }
-            // One of the two: the structure grew in HIP 6, and got another symbol.
+            // One of the first two: the structure grew in HIP 6, and got another symbol. The last is not in HIP 5.2.
             optional {
                 hipGetDeviceProperties(properties: *mut DeviceProperties, device: c_int) -> Code;
                 hipGetDevicePropertiesR0600(properties: *mut DeviceProperties, device: c_int) -> Code;
+                hipStreamGetDevice(stream: Stream, device: *mut c_int) -> Code;
             }
         }
     };

@@ -594,6 +594,9 @@ functions! {
     fn hipStreamGetFlags(stream: *mut c_void, flags: *mut c_uint) {
         on_stream(stream, |core, stream| set(flags, c_uint::from(!core.is_blocking(stream))))
     }
+    fn hipStreamGetDevice(stream: *mut c_void, device: *mut c_int) {
+        on_stream(stream, |core, stream| set(device, core.streams[&stream].device as c_int))
+    }
     fn hipStreamDestroy(stream: *mut c_void) {
         on_stream(stream, |core, stream| core.destroy_stream(stream))
     }

@@ -71,6 +71,21 @@ fn streams_run_beside_each_other_and_each_in_order() {
 }
 
 #[test]
+fn a_stream_tells_its_device_whatever_is_current() {
+    let _turn = turn();
+    let streams = [0, 1].map(stream);
+    for current in 0..2 {
+        ok!(hipSetDevice(current));
+        for (device, stream) in (0..).zip(streams) {
+            let mut told = -1;
+            ok!(hipStreamGetDevice(stream, &raw mut told));
+            assert_eq!(told, device);
+        }
+    }
+    streams.into_iter().for_each(|stream| ok!(hipStreamDestroy(stream)));
+}
+
+#[test]
 fn loads_into_the_same_registers_stay_in_order() {
     let _turn = turn();
     let object = compile("runtime", &[]);
