@@ -144,7 +144,8 @@ typedef struct {
 
 // A stream of the rank's device: a cudaStream_t, CUstream or hipStream_t. NULL is the device's default stream, and on the
 // CPU, which has none, the rank's own; there no other exists. It must live until the rank was given another one, or is
-// destroyed. A call on a stream that is being captured becomes part of that graph: its replays keep one order with other
+// destroyed. Ranks that share a device need streams that do not wait for each other, so the default stream for one of them at
+// most; a call behind one of a peer that waits for it is refused. A call on a stream that is being captured becomes part of that graph: its replays keep one order with other
 // calls on all ranks, are over before the communicator is reset or destroyed, and crosscclCommGetAsyncError, not
 // crosscclCommSynchronize, tells whether one failed.
 typedef void *crosscclStream_t;

@@ -826,6 +826,17 @@ impl<B: Backend> Shared<B> {
         Ok(state)
     }
 
+    /// The number of a rank's next call, as it is now.
+    pub(crate) fn next_call(&self, rank: usize) -> u64 {
+        lock(&self.ranks[rank].state).next_call
+    }
+
+    /// The stream of a rank's last launch and the point after it, where that is `call` or a later one.
+    pub(crate) fn launched_from(&self, rank: usize, call: u64) -> Option<(B::Stream, B::Event)> {
+        let state = lock(&self.ranks[rank].state);
+        (state.next_call > call).then(|| state.last.clone()).flatten()
+    }
+
     /// On an inline stream, the thread that calls for a rank is the rank's: while it has not waited for what it called for
     /// another one, it would wait for itself. No lock is taken where every rank has a thread of its own.
     pub(crate) fn refuse_two_ranks_of_one_thread(&self, operation: &'static str, rank: usize) -> Result<()> {

@@ -3,7 +3,10 @@
 
 #![allow(unsafe_code)]
 
-use std::sync::{Arc, MutexGuard};
+use std::{
+    sync::{Arc, MutexGuard},
+    time::Instant,
+};
 
 use smallvec::SmallVec;
 
@@ -95,6 +98,31 @@ pub(crate) fn check_streams<B: Backend>(
     Ok(())
 }
 
+/// The same for a rank that calls for itself, whose peers' streams are those of their last launch: where one that has called
+/// already waits for this call, and this call behind it in the order of a device's streams, neither would come. Told as a rank
+/// that did not come in time, it misled: it had called.
+fn check_not_behind_a_peer<B: Backend>(shared: &Shared<B>, prepared: &Prepared, stream: &B::Stream) -> Result<()> {
+    let (me, size) = (prepared.rank, prepared.group_size);
+    if shared.planner.facts.apart {
+        return Ok(());
+    }
+    let fault = |f| shared.driver_error(me, f);
+    let call = shared.next_call(me);
+    let first = me / size * size;
+    for other in (first..first + size).filter(|other| *other != me) {
+        let Some((last, event)) = shared.launched_from(other, call) else { continue };
+        if B::serialized(stream, &last).map_err(fault)?
+            && !B::is_capturing(stream).map_err(fault)?
+            && !B::wait(&event, Some(Instant::now())).map_err(fault)?
+        {
+            let expected = "one that does not wait for another rank's".to_owned();
+            let got = format!("{stream:?}, and rank {other}, which waits for this call, has {last:?}");
+            return Err(crate::collective::invalid(prepared.request.name(), Some(me), "stream", expected, got));
+        }
+    }
+    Ok(())
+}
+
 /// What a rank's launch touches on its own device, for backends that know memory of the caller's. To be asked
 /// for all ranks before anything is launched.
 pub(crate) fn check_memory<B: Backend>(shared: &Shared<B>, prepared: &Prepared) -> Result<()> {
@@ -144,6 +172,7 @@ pub(crate) unsafe fn enqueue<B: Backend>(
     stream: &B::Stream,
 ) -> Result<Launch<B>> {
     let _range = prepared.watched.as_ref().map(Watched::range);
+    check_not_behind_a_peer(shared, prepared, stream)?;
     // SAFETY: the caller's promise.
     unsafe { enqueue_one(shared, prepared, stream) }
 }
@@ -413,11 +442,7 @@ pub(crate) fn enqueue_owned<B: Backend>(
 
 /// Launches of a kernel of the peer self-test on all ranks, waited for: where one fails, what the others touch is
 /// given back after them, or never.
-pub(crate) fn self_test<B: Backend>(
-    shared: &Shared<B>,
-    kernel: crate::plan::Kernel,
-    deadline: std::time::Instant,
-) -> Result<()> {
+pub(crate) fn self_test<B: Backend>(shared: &Shared<B>, kernel: crate::plan::Kernel, deadline: Instant) -> Result<()> {
     launch_self_test(shared, kernel, deadline).inspect_err(|_| {
         let at_rest = |stream| B::record(stream).and_then(|event| B::wait(&event, Some(deadline))).unwrap_or(false);
         if !shared.ranks.iter().all(|rank| at_rest(&rank.stream)) {
@@ -426,11 +451,7 @@ pub(crate) fn self_test<B: Backend>(
     })
 }
 
-fn launch_self_test<B: Backend>(
-    shared: &Shared<B>,
-    kernel: crate::plan::Kernel,
-    deadline: std::time::Instant,
-) -> Result<()> {
+fn launch_self_test<B: Backend>(shared: &Shared<B>, kernel: crate::plan::Kernel, deadline: Instant) -> Result<()> {
     let mut events = Vec::new();
     for (rank, me) in shared.ranks.iter().enumerate() {
         let fault = |f| shared.driver_error(rank, f);

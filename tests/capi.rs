@@ -497,7 +497,8 @@ fn a_handle_may_end_in_a_group_of_another_communicator() {
     let at = more.as_mut_ptr();
     // SAFETY: never launched.
     ok(unsafe { raw_broadcast(at.cast(), at.cast(), SLICE, crosscclUint32 as c_int, 1, comms.rank(0)) });
-    let text = "crosscclCommDestroy: not inside a group, whose calls are launched by crosscclGroupEnd; call it afterwards";
+    let text =
+        "crosscclCommDestroy: not inside a group, whose calls are launched by crosscclGroupEnd; call it afterwards";
     // SAFETY: any handle is fine.
     fails(unsafe { crosscclCommDestroy(comms.rank(1)) }, crosscclInvalidUsage, text);
     fails(crosscclGroupEnd(), crosscclInvalidUsage, text);

@@ -151,6 +151,7 @@ impl Properties {
             preferred_blocks: Blocks { broadcast: 1, reduce_scatter: 1, low_latency: 1 },
             tile,
             least_tile: tile,
+            one_block: 0,
             packets: Packets::when_asked(tile),
             threads: 1,
             coherent: false,

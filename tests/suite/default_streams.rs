@@ -116,6 +116,35 @@ fn streams_that_wait_for_each_other_are_refused() {
     unsafe { comm.broadcast_raw(&raw, &own(&comm), 100, DType::U8, 0) }.expect("launch").wait().expect("outcome");
 }
 
+/// Likewise for ranks that call for themselves: the second one is told at once, not the first one after its limit.
+#[rstest]
+fn a_call_behind_a_peer_that_waits_for_it_is_refused() {
+    needs_device!(2);
+    let comm = Communicator::<B>::builder([0, 0]).virtual_ranks(true).build().expect("communicator");
+    let ranks = comm.into_ranks();
+    let stream = Stream::legacy(&B::open(0).expect("device"));
+    let data: Vec<_> = ranks.iter().map(|r| r.buffer_from(&[r.rank().0 as u8; 100]).expect("buffer")).collect();
+    let broadcast = |rank: usize, stream: &Stream, root: usize| {
+        let at = RawRank::new(data[rank].address(), data[rank].address());
+        // SAFETY: the buffers live until after the last wait.
+        unsafe { ranks[rank].broadcast_raw(at, stream, 100, DType::U8, root) }
+    };
+    let first = broadcast(1, &stream, 0).expect("launch");
+    let begin = std::time::Instant::now();
+    let error = broadcast(0, &stream, 0).map(drop).expect_err("it would wait for itself");
+    assert!(matches!(&error, Error::InvalidArgument { argument: "stream", rank: Some(rank), .. } if rank.0 == 0), "{error}");
+    assert!(error.to_string().contains("and rank 1, which waits for this call, has"), "{error}");
+    assert!(begin.elapsed().as_secs() < 5, "it waited");
+    // Nothing of it was launched: another stream will do.
+    let second = broadcast(0, ranks[0].stream(), 0).expect("launch");
+    second.wait().expect("outcome");
+    first.wait().expect("outcome");
+    assert_eq!(data[1].to_vec().expect("read"), [0; 100]);
+    // A stream that a peer is through with is as good as any.
+    let both = [broadcast(0, &stream, 0).expect("launch"), broadcast(1, ranks[1].stream(), 0).expect("launch")];
+    both.iter().for_each(|one| one.wait().expect("outcome"));
+}
+
 /// The legacy stream cannot be captured; what was begun is ended, and calls go on.
 #[rstest]
 fn a_capture_of_the_legacy_stream_is_refused() {
