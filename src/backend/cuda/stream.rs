@@ -65,7 +65,8 @@ impl CudaStream {
     /// stream, 2 is that of the calling thread.
     ///
     /// # Safety
-    /// `handle` is a stream of the device's primary context and stays one while clones of this exist.
+    /// `handle` is a stream of the device's primary context and stays one until the calls that this is given to are complete: the clone
+    /// that the communicator keeps is compared with later ones, and not used.
     pub unsafe fn from_raw(device: &CudaDevice, handle: u64) -> Self {
         match handle as usize {
             0 | LEGACY => Self::legacy(device),

@@ -63,7 +63,8 @@ impl HipStream {
     /// thread.
     ///
     /// # Safety
-    /// `handle` is a stream of the device and stays one while clones of this exist.
+    /// `handle` is a stream of the device and stays one until the calls that this is given to are complete: the clone
+    /// that the communicator keeps is compared with later ones, and not used.
     pub unsafe fn from_raw(device: &HipDevice, handle: u64) -> Self {
         match handle as usize {
             0 | LEGACY => Self::legacy(device),
