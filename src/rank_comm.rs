@@ -242,11 +242,12 @@ impl<B: Backend> RankComm<B> {
 
     /// Refuses further work, as [`abort`](Self::abort), and returns when no rank's launches run any more: memory that raw
     /// calls were given is the caller's again, without a meeting of all handles. Only [`reset`](Self::reset) makes the
-    /// communicator usable. For who is told of a failure and cannot keep the memory until then.
+    /// communicator usable. For who is told of a failure and cannot keep the memory until then. (Of graphs that you captured
+    /// and launch yourself it knows nothing.)
     ///
     /// # Errors
-    /// [`Error::Busy`] where a stream does not come to rest within a second: it has work of yours in front, or a kernel cannot be
-    /// stopped. The memory stays borrowed then.
+    /// [`Error::Busy`] where a stream does not come to rest within a second: it has work of yours in front, or a kernel
+    /// cannot be stopped. The memory stays borrowed then. [`Error::Driver`] where the driver does not say.
     pub fn stop(&self) -> Result<()> {
         self.shared.stop()
     }
