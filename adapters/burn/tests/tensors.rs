@@ -222,7 +222,7 @@ fn tensors_that_do_not_fit() {
 /// reset of all handles work goes on.
 #[test]
 fn after_a_failure_the_tensors_are_free() {
-    let mut ranks = ranks_with_limit(3, Duration::from_millis(200));
+    let mut ranks = ranks_with_limit(3, Duration::from_millis(500));
     let begin = Instant::now();
     let outcomes: Vec<_> = std::thread::scope(|scope| {
         let threads: Vec<_> = (ranks[..2].chunks_mut(1))

@@ -234,7 +234,7 @@ fn tensors_that_do_not_fit() {
 /// and let go. After a reset of all handles work goes on.
 #[test]
 fn after_a_failure_the_tensors_are_free() {
-    let mut ranks = ranks_with_limit(3, Duration::from_millis(200));
+    let mut ranks = ranks_with_limit(3, Duration::from_millis(500));
     let begin = Instant::now();
     let outcomes: Vec<_> = std::thread::scope(|scope| {
         let threads: Vec<_> = (ranks[..2].chunks_mut(1))
@@ -298,9 +298,9 @@ fn writers_wait_while_a_call_runs() {
     let copies = std::thread::scope(|scope| {
         let read = [tensor.as_tensor().clone()];
         let root = scope.spawn(move || broadcast(first, &read, 0));
-        std::thread::sleep(Duration::from_millis(50));
+        std::thread::sleep(Duration::from_millis(200));
         let writer = scope.spawn(|| tensor.set(&zeros));
-        std::thread::sleep(Duration::from_millis(50));
+        std::thread::sleep(Duration::from_millis(200));
         let copies = broadcast(second, std::slice::from_ref(&zeros), 0).expect("outcome");
         root.join().expect("no panic").expect("outcome");
         writer.join().expect("no panic").expect("written");
