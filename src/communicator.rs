@@ -919,6 +919,30 @@ impl<B: Backend> Shared<B> {
         }
     }
 
+    /// Refuses further work, and waits until nothing runs any more. (Who hears of a failure from a peer tells that, not that
+    /// it was stopped.)
+    pub(crate) fn stop(&self) -> Result<()> {
+        self.abort(Error::Aborted);
+        let deadline = Instant::now() + STOP_LIMIT;
+        for (rank, me) in self.ranks.iter().enumerate() {
+            // `begin` looks for the poison under this lock: what gets past it stands in `last` by now.
+            let (lost, last) = {
+                let state = lock(&me.state);
+                (state.lost, state.last.as_ref().map(|(_, event)| event.clone()))
+            };
+            let passed = last.map_or(Ok(true), |event| B::wait(&event, Some(deadline)));
+            if lost || !passed.map_err(|f| self.driver_error(rank, f))? {
+                return Err(Error::Busy {
+                    operation: "stop",
+                    what: format!(
+                        "the stream of rank {rank} does not come to rest; finish the work in it and call stop again"
+                    ),
+                });
+            }
+        }
+        Ok(())
+    }
+
     /// Waits for launches and tells their common outcome: the first failure, those of this call
     /// before those of earlier ones.
     pub(crate) fn outcome(&self, launches: &[Launch<B>]) -> Result<()> {

@@ -184,7 +184,7 @@ impl<B: Backend> RankComm<B> {
     /// As for [`broadcast`](Self::broadcast), misaligned and overlapping addresses included.
     ///
     /// # Safety
-    /// From now until the launch is complete on `stream`, and after an error until `reset` returned:
+    /// From now until the launch is complete on `stream`, and after an error until `reset` or `stop` returned `Ok`:
     /// `recv`, and on the root `send`, is valid on the rank's device for `count` elements and reachable
     /// by the peers; nobody else writes `send`, and nobody else uses `recv`.
     #[allow(unsafe_code)]
@@ -238,6 +238,18 @@ impl<B: Backend> RankComm<B> {
     /// As [`Communicator::abort`](crate::Communicator::abort).
     pub fn abort(&self) {
         self.shared.abort(Error::Aborted);
+    }
+
+    /// Refuses further work, as [`abort`](Self::abort), and returns when no rank's launches run any more: memory that raw
+    /// calls were given is the caller's again, without a meeting of all handles. Only [`reset`](Self::reset) makes the
+    /// communicator usable. For who is told of a failure and cannot keep the memory until then. (Of graphs that you captured
+    /// and launch yourself it knows nothing.)
+    ///
+    /// # Errors
+    /// [`Error::Busy`] where a stream does not come to rest within a second: it has work of yours in front, or a kernel
+    /// cannot be stopped. The memory stays borrowed then. [`Error::Driver`] where the driver does not say.
+    pub fn stop(&self) -> Result<()> {
+        self.shared.stop()
     }
 
     /// A handle that can abort from another thread.

@@ -111,9 +111,10 @@ fn check_not_behind_a_peer<B: Backend>(shared: &Shared<B>, prepared: &Prepared, 
     let first = me / size * size;
     for other in (first..first + size).filter(|other| *other != me) {
         let Some((last, event)) = shared.launched_from(other, call) else { continue };
-        if B::serialized(stream, &last).map_err(fault)?
-            && !B::is_capturing(stream).map_err(fault)?
+        // In this order: once it is over, the caller may have destroyed its stream.
+        if !B::is_capturing(stream).map_err(fault)?
             && !B::wait(&event, Some(Instant::now())).map_err(fault)?
+            && B::serialized(stream, &last).map_err(fault)?
         {
             let expected = "one that does not wait for another rank's".to_owned();
             let got = format!("{stream:?}, and rank {other}, which waits for this call, has {last:?}");

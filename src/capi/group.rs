@@ -109,10 +109,10 @@ pub(super) unsafe fn end(call: &'static str) -> Result<()> {
             // stopped. One of which nothing was launched is left alone.
             let waits = |missing: &Call| calls[..at].iter().any(|one| one.handle.is_peer_of(&missing.handle));
             for missing in calls[at..].iter().filter(|missing| waits(missing)) {
-                let own = failure.cause.clone().filter(|_| missing.handle.is_peer_of(&one.handle));
+                let own = failure.cause.as_deref().filter(|_| missing.handle.is_peer_of(&one.handle));
                 missing.handle.abort(match own {
-                    Some(Error::Poisoned { cause }) => *cause,
-                    own => own.unwrap_or(Error::Aborted),
+                    Some(Error::Poisoned { cause }) => (**cause).clone(),
+                    own => own.cloned().unwrap_or(Error::Aborted),
                 });
             }
             return Err(failure);

@@ -18,13 +18,13 @@ pub(super) struct Failure {
     pub(super) result: crosscclResult_t,
     pub(super) text: String,
     /// The error that it was made of: others may fail for it.
-    pub(super) cause: Option<Error>,
+    pub(super) cause: Option<Box<Error>>,
 }
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let error = in_words_of_c(error);
-        Failure { result: result_of(&error), text: error.to_string(), cause: Some(error) }
+        Failure { result: result_of(&error), text: error.to_string(), cause: Some(Box::new(error)) }
     }
 }
 

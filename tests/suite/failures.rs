@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crossccl::{
-    Agreement, Algorithm, Broadcast, DType, Error, Rank, RankComm, ReduceOp, ReduceScatter, Result,
+    Agreement, Algorithm, Backend, Broadcast, DType, Error, Rank, RankComm, ReduceOp, ReduceScatter, Result,
 };
 use rstest::rstest;
 
@@ -407,6 +407,37 @@ fn buffers_of_a_failed_call_stay_borrowed_until_reset() {
         assert!(matches!(other.write(&[0; 10]), Err(Error::Busy { .. })));
     });
     data.write(&[2; 10]).expect("not part of it");
+    recovers(&handles);
+}
+
+/// After `stop` nothing runs that could touch memory of a failed call, though a rank never came, nor comes to reset.
+#[rstest]
+fn stop_ends_what_runs_without_the_other_handles() {
+    needs_device!();
+    let handles = cells::<B>(rank_handles(3, Duration::from_secs(20)));
+    let streams = on_threads(&handles, |_, comm| comm.stream().clone());
+    let begin = Instant::now();
+    let outcomes = on_threads(&handles[..2], |me, comm| {
+        let mut data = comm.buffer::<f32>(1000).expect("buffer");
+        let flight = comm.broadcast_in_place(&mut data, 2).expect("launch");
+        if me == 0 {
+            // The other one waits for rank 2 by then.
+            std::thread::sleep(Duration::from_millis(50));
+            comm.stop().expect("at rest");
+            let rests = |stream| B::wait(&B::record(stream).expect("event"), Some(Instant::now())).expect("a wait");
+            assert!(streams.iter().all(rests), "a kernel runs after stop");
+            let next = broadcast(comm, 0).expect_err("poisoned");
+            assert!(matches!(&next, Error::Poisoned { cause } if **cause == Error::Aborted), "{next}");
+        }
+        flight.wait()
+    });
+    assert_eq!(outcomes, [Err(Error::Aborted), Err(Error::Aborted)]);
+    assert!(begin.elapsed() < Duration::from_secs(5), "took {:?}", begin.elapsed());
+    on_threads(&handles[2..], |_, comm| {
+        comm.stop().expect("nothing runs");
+        let late = broadcast(comm, 2).expect_err("poisoned");
+        assert!(matches!(&late, Error::Poisoned { .. }), "{late}");
+    });
     recovers(&handles);
 }
 

@@ -67,8 +67,10 @@ impl CudaStream {
     /// stream, 2 is that of the calling thread.
     ///
     /// # Safety
-    /// `handle` is a stream and stays one while clones of this exist. It should be of the device's primary context: one of
-    /// another device is refused by what takes it.
+    /// `handle` is a stream and stays one until the calls that this is given to are complete (the clone that a communicator
+    /// keeps is compared with later ones, and not used); given to [`Builder::streams`](crate::Builder::streams), while the
+    /// communicator and its buffers exist. It should be of the device's primary context: one of another device
+    /// is refused by what takes it.
     pub unsafe fn from_raw(device: &CudaDevice, handle: u64) -> Self {
         match handle as usize {
             0 | LEGACY => Self::legacy(device),

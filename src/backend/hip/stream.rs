@@ -65,8 +65,10 @@ impl HipStream {
     /// thread.
     ///
     /// # Safety
-    /// `handle` is a stream and stays one while clones of this exist. It should be of the device: one of another is refused by
-    /// what takes it, where the runtime can tell (it has `hipStreamGetDevice`).
+    /// `handle` is a stream and stays one until the calls that this is given to are complete (the clone that a communicator
+    /// keeps is compared with later ones, and not used); given to [`Builder::streams`](crate::Builder::streams), while the
+    /// communicator and its buffers exist. It should be of the device: one of another is refused by what takes it,
+    /// where the runtime can tell (it has `hipStreamGetDevice`).
     pub unsafe fn from_raw(device: &HipDevice, handle: u64) -> Self {
         match handle as usize {
             0 | LEGACY => Self::legacy(device),
