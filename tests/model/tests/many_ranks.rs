@@ -101,6 +101,10 @@ fn planted_where_nobody_fails() {
     let plan: Plan = (0..8).map(|i| Call::new(What::OneStage(i % 4)).tag(i as u64)).collect();
     let torn = Shape { planted: Planted::NoTag, ..shape(4, 1) };
     must_fail("NoTag, 4 ranks", Budget::schedules(20_000), &["fails"], right(torn, plan));
+    // An input that is the last launch's, or none.
+    let torn = Shape { planted: Planted::FirstWordAlone, ..shape(4, 1) };
+    let found = ["wrong data", "null pointer"];
+    must_fail("FirstWordAlone, 4 ranks", Budget::schedules(20_000), &found, right(torn, mixed(4)));
     let early = Shape { planted: Planted::EarlyEpoch, ..shape(3, 2) };
     let ends = ["exceeded max_steps", "wrong data", "fails"];
     must_fail("EarlyEpoch, 3 ranks, 2 blocks", Budget::schedules(2_000), &ends, right(early, mixed(3)));
