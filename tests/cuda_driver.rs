@@ -24,6 +24,8 @@ use crossccl::{
     RawRank, ReduceOp, ReduceScatter,
 };
 
+#[path = "support/foreign_stream.rs"]
+mod foreign_stream;
 #[path = "profiler/stand_in.rs"]
 mod profiler;
 use profiler::StandInProfiler;
@@ -985,56 +987,13 @@ fn a_profiler_that_takes_no_ranges() {
     }
 }
 
-/// A stream of the engine's that another device has is refused, before anything is launched, by what takes streams; the driver
-/// is asked once of each, and one that does not answer is told of.
 #[test]
 fn a_stream_of_another_device_is_refused() {
-    let body = || {
+    alone(&[("STANDIN_DEVICES", "2")], || {
         let (driver, comm) = (StandIn::new(), build(2).expect("communicator"));
-        let device = |ordinal| Cuda::open(ordinal).expect("device");
-        let made = [0, 1].map(|ordinal| Cuda::create_stream(&device(ordinal)).expect("stream"));
-        // SAFETY: the streams live as long as the closure, and work on them is waited for.
-        let taken = |ordinal, of: usize| unsafe { CudaStream::from_raw(&device(ordinal), made[of].handle()) };
-        let data = [0, 1].map(|rank| comm.buffer_from(rank, &[rank as u8; 100]).expect("buffer"));
-        let ranks = data.each_ref().map(|one| RawRank::new(one.address(), one.address()));
-        // SAFETY: buffers of that size, which live until the end; waited for.
-        let broadcast = |streams: &[CudaStream; 2]| unsafe {
-            comm.broadcast_raw(&ranks, streams, 100, DType::U8, 0).and_then(|launched| launched.wait())
-        };
-        let refused = |operation, expected: &str, got: &str| {
-            Err(Error::InvalidArgument {
-                operation,
-                rank: Some(Rank(1)),
-                argument: "stream",
-                expected: expected.into(),
-                got: got.into(),
-            })
-        };
-        let (expected, got) = ("a stream of the rank's device 1", "one of device 0");
-        assert_eq!(broadcast(&[taken(0, 0), taken(1, 0)]), refused("broadcast", expected, got));
-        // SAFETY: nothing is captured.
-        let captured = unsafe { comm.capture(&[taken(0, 0), taken(1, 0)], || Ok(())) };
-        assert_eq!(captured.map(drop), refused("capture", expected, got));
-        let built = Communicator::<Cuda>::builder(0..2).streams([taken(0, 0), taken(1, 0)]).build();
-        assert_eq!(built.map(drop), refused("communicator", "one on the rank's device 1", "one on device 0"));
-        assert_eq!(data[1].to_vec(), Ok(vec![1; 100]));
-
-        let right = [taken(0, 0), taken(1, 1)];
-        driver.arm("cuStreamGetCtx:2:719");
-        let outcome = broadcast(&right);
-        let Err(Error::Driver { call: "cuStreamGetCtx", rank: Some(Rank(1)), code: 719, .. }) = outcome else {
-            panic!("{outcome:?}")
-        };
-        driver.arm("");
-        assert_eq!(broadcast(&right), Ok(()));
-        assert_eq!(data[1].to_vec(), Ok(vec![0; 100]));
-        driver.arm("cuStreamGetCtx:1:719");
-        assert_eq!((broadcast(&right), driver.fired()), (Ok(()), String::new()), "asked again");
-        // A driver that cannot tell is believed the caller.
-        driver.arm("cuStreamGetCtx:1:801");
-        assert_eq!((broadcast(&[taken(0, 0), taken(1, 1)]), driver.fired()), (Ok(()), "cuStreamGetCtx".into()));
-        driver.arm("");
+        // SAFETY: the streams live as long as what is enqueued there.
+        let take = |device: &_, stream: &CudaStream| unsafe { CudaStream::from_raw(device, stream.handle()) };
+        foreign_stream::is_refused(&comm, "cuStreamGetCtx", take, |call| driver.arm(call), || driver.fired());
         works(&comm);
-    };
-    alone(&[("STANDIN_DEVICES", "2")], body);
+    });
 }
