@@ -2,7 +2,7 @@
 
 use std::{
     ffi::{c_int, c_uint},
-    mem::{MaybeUninit, size_of},
+    mem::{MaybeUninit, offset_of, size_of},
     time::Duration,
 };
 
@@ -16,10 +16,12 @@ use crate::{any::BackendKind, collective::Agreement, collective::invalid};
 /// More than a struct of any version can have: so many bytes are looked at, to see whether they are 0.
 const LARGEST: usize = 4096;
 
-/// What the first version had, up to `payload_bytes`: programs that were built with it give no more, whatever was appended.
-const FIRST: usize = size_of::<usize>() + 6 * size_of::<c_int>() + 2 * size_of::<i64>();
+/// What the first version had: programs that were built with it give no more, whatever is appended.
+const FIRST: usize = offset_of!(crosscclConfig_t, payload_bytes) + size_of::<i64>();
 
-// No padding: a field that is appended must not come to lie where programs left whatever was there.
+// No padding: a field that is appended must not come to lie where programs left whatever was there. Its size is added here,
+// to the second.
+const _: () = assert!(FIRST == size_of::<usize>() + 6 * size_of::<c_int>() + 2 * size_of::<i64>());
 const _: () = assert!(size_of::<crosscclConfig_t>() == FIRST);
 
 /// What was asked for, checked where no builder checks it.
@@ -83,13 +85,8 @@ pub(super) unsafe fn read(call: &'static str, config: *const crosscclConfig_t) -
             format!("no field set that version {CROSSCCL_MAJOR}.{CROSSCCL_MINOR}.{CROSSCCL_PATCH} does not know");
         return wrong("config", expected, format!("one behind the first {known} of {size} bytes"));
     }
-    // What an older program does not have has its default, 0.
-    let mut all = MaybeUninit::<crosscclConfig_t>::zeroed();
-    // SAFETY: the caller's promise; as many bytes are in both, and every field is a number, of which 0 is one.
-    let config = unsafe {
-        all.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(config.cast(), both);
-        all.assume_init()
-    };
+    // SAFETY: the caller's promise.
+    let config = unsafe { beginning(config, both) };
     let number = |argument, number: c_int, expected: &str| wrong(argument, expected.to_owned(), number.to_string());
     let backend = match config.backend {
         n if n == crosscclBackend_t::crosscclBackendAuto as c_int => None,
@@ -132,8 +129,47 @@ pub(super) unsafe fn read(call: &'static str, config: *const crosscclConfig_t) -
     Ok(Options { backend, agreement, timeout, max_blocks, virtual_ranks, payload_bytes })
 }
 
+/// The first bytes of a configuration; what an older program does not have has its default, 0.
+///
+/// # Safety
+/// `config` points to as many bytes, no more than the struct has.
+unsafe fn beginning(config: *const crosscclConfig_t, bytes: usize) -> crosscclConfig_t {
+    let mut all = MaybeUninit::<crosscclConfig_t>::zeroed();
+    // SAFETY: as many bytes are in both, and every field is a number, of which 0 is one.
+    unsafe {
+        all.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(config.cast(), bytes);
+        all.assume_init()
+    }
+}
+
 /// Versions that have the struct's beginning in common.
 fn is_compatible(version: c_uint) -> bool {
     let series = |version: c_uint| if version < 10_000 { version / 100 } else { version / 10_000 * 100 };
     series(version) == series(super::CROSSCCL_VERSION_CODE as c_uint)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A program of before the last field gave whatever stood behind its struct.
+    #[test]
+    fn fields_that_a_program_does_not_have_are_0() {
+        let given = crosscclConfig_t {
+            size: 0,
+            magic: CROSSCCL_CONFIG_MAGIC,
+            version: 100,
+            backend: 1,
+            agreement: 1,
+            timeout_ms: 5,
+            max_blocks: 7,
+            virtual_ranks: 1,
+            payload_bytes: 9,
+        };
+        // SAFETY: within the struct.
+        let older = unsafe { beginning(&raw const given, offset_of!(crosscclConfig_t, payload_bytes)) };
+        assert_eq!((older.max_blocks, older.virtual_ranks, older.payload_bytes), (7, 1, 0));
+        // SAFETY: as above.
+        assert_eq!(unsafe { beginning(&raw const given, FIRST) }.payload_bytes, 9);
+    }
 }
