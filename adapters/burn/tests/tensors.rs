@@ -4,47 +4,16 @@ use std::time::{Duration, Instant};
 
 use burn_flex::{Flex, FlexTensor, Layout};
 use burn_tensor::{DType, Device, Distribution, Float, Int, Tensor, TensorData, kind::Numeric};
-use crossccl::{Communicator, Cpu, Error, Rank, RankComm, ReduceOp, ReduceScatter};
+use crossccl::{Cpu, Error, Rank, RankComm, ReduceOp, ReduceScatter};
 use crossccl_burn::{Numbers, broadcast, reduce_scatter};
 use rstest::rstest;
 
-type Ranks = Vec<RankComm<Cpu>>;
-
-/// Who calls.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Threads {
-    /// One for all ranks.
-    One,
-    /// One a rank.
-    Each,
-}
-use Threads::{Each, One};
-
-fn ranks(ranks: usize) -> Ranks {
-    ranks_with_limit(ranks, Duration::from_secs(20))
-}
-
-fn ranks_with_limit(ranks: usize, limit: Duration) -> Ranks {
-    Communicator::<Cpu>::builder(0..ranks).timeout(limit).build().expect("communicator").into_ranks()
-}
-
-/// The outcome of `call` with all handles and tensors at once, or with each on a thread of its own.
-fn call<const D: usize, K: Numbers>(
-    threads: Threads,
-    ranks: &mut Ranks,
-    tensors: &[Tensor<D, K>],
-    call: impl Fn(&[RankComm<Cpu>], &[Tensor<D, K>]) -> crossccl::Result<Vec<Tensor<D, K>>> + Sync,
-) -> Vec<Tensor<D, K>> {
-    if threads == One {
-        return call(ranks, tensors).expect("outcome");
-    }
-    let call = &call;
-    std::thread::scope(|scope| {
-        let calls = ranks.chunks_mut(1).zip(tensors.chunks(1));
-        let threads: Vec<_> = calls.map(|(rank, tensor)| scope.spawn(move || call(rank, tensor))).collect();
-        threads.into_iter().flat_map(|thread| thread.join().expect("no panic").expect("outcome")).collect()
-    })
-}
+#[path = "../../tensors/testing.rs"]
+mod testing;
+use testing::{
+    Threads::{self, Each, One},
+    call, ranks, ranks_with_limit,
+};
 
 /// Small whole numbers, of which no sum of a few is rounded in any dtype, and a different tensor for each rank.
 fn tensors<const D: usize, K: Numbers>(ranks: usize, shape: [usize; D], dtype: DType) -> Vec<Tensor<D, K>> {

@@ -3,49 +3,18 @@
 use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device, Tensor, Var};
-use crossccl::{Broadcast, Communicator, Cpu, Error, Rank, RankComm, ReduceOp, ReduceScatter};
+use crossccl::{Broadcast, Cpu, Error, Rank, RankComm, ReduceOp, ReduceScatter};
 #[cfg(not(feature = "cuda"))]
 use crossccl_candle::Home;
 use crossccl_candle::{broadcast, reduce_scatter};
 use rstest::rstest;
 
-type Ranks = Vec<RankComm<Cpu>>;
-
-/// Who calls.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Threads {
-    /// One for all ranks.
-    One,
-    /// One a rank.
-    Each,
-}
-use Threads::{Each, One};
-
-fn ranks(ranks: usize) -> Ranks {
-    ranks_with_limit(ranks, Duration::from_secs(20))
-}
-
-fn ranks_with_limit(ranks: usize, limit: Duration) -> Ranks {
-    Communicator::<Cpu>::builder(0..ranks).timeout(limit).build().expect("communicator").into_ranks()
-}
-
-/// The outcome of `call` with all handles and tensors at once, or with each on a thread of its own.
-fn call(
-    threads: Threads,
-    ranks: &mut Ranks,
-    tensors: &[Tensor],
-    call: impl Fn(&[RankComm<Cpu>], &[Tensor]) -> crossccl::Result<Vec<Tensor>> + Sync,
-) -> Vec<Tensor> {
-    if threads == One {
-        return call(ranks, tensors).expect("outcome");
-    }
-    let call = &call;
-    std::thread::scope(|scope| {
-        let calls = ranks.chunks_mut(1).zip(tensors.chunks(1));
-        let threads: Vec<_> = calls.map(|(rank, tensor)| scope.spawn(move || call(rank, tensor))).collect();
-        threads.into_iter().flat_map(|thread| thread.join().expect("no panic").expect("outcome")).collect()
-    })
-}
+#[path = "../../tensors/testing.rs"]
+mod testing;
+use testing::{
+    Threads::{self, Each, One},
+    call, ranks, ranks_with_limit,
+};
 
 /// Small whole numbers, of which no sum of a few is rounded in any dtype, and a different tensor for each rank.
 fn tensors(ranks: usize, shape: &[usize], dtype: DType) -> Vec<Tensor> {
