@@ -39,7 +39,7 @@ fn bring(kernels: &Kernels) -> Result<(), String> {
     }
     #[cfg(feature = "cpu")]
     if *kernels != Kernels::Off {
-        build::cpu::compile();
+        build::cpu::compile()?;
     }
     #[cfg(feature = "cuda")]
     match kernels {

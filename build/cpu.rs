@@ -1,7 +1,9 @@
 //! The CPU's kernels, by the C++ compiler that the `cc` crate finds (`CXX` overrides).
 
+use super::toolchain;
+
 /// Compiles `kernels-cpu` into a static library.
-pub(crate) fn compile() {
+pub(crate) fn compile() -> Result<(), String> {
     for folder in ["kernels-common", "kernels-cpu"] {
         println!("cargo::rerun-if-changed={folder}");
     }
@@ -22,6 +24,8 @@ pub(crate) fn compile() {
         .flag_if_supported("-fno-exceptions")
         .flag_if_supported("-fno-rtti")
         .cpp_link_stdlib(None)
-        .compile("crossccl_kernels_cpu");
+        .try_compile("crossccl_kernels_cpu")
+        .map_err(|why| toolchain::no_cxx(&why.to_string()))?;
     println!("cargo::rustc-link-lib=m");
+    Ok(())
 }

@@ -15,6 +15,16 @@ pub(crate) enum Kernels {
     Off,
 }
 
+/// What to do where the C++ compiler that `cc` found cannot be run, or did not compile the kernels: `why` is its word.
+#[cfg_attr(not(feature = "cpu"), allow(dead_code))]
+pub(crate) fn no_cxx(why: &str) -> String {
+    format!(
+        "the kernels of the feature cpu were not compiled: {why}\nThe feature cpu needs a C++17 compiler: install g++ or \
+         clang++, or name one by the variable CXX. CROSSCCL_KERNELS=off builds without kernels; without the feature \
+         (default-features = false) no C++ compiler is needed."
+    )
+}
+
 /// Reads `CROSSCCL_KERNELS` (`off`, a folder, or unset) and `DOCS_RS` (set: documentation needs no compiler).
 pub(crate) fn kernels(
     env: impl Fn(&str) -> Option<String>,

@@ -405,3 +405,12 @@ fn prebuilt_code_objects_belong_to_their_sources() {
     assert_eq!(gpu::prebuilt(&report, 7).unwrap(), ["gfx942"]);
     assert!(gpu::prebuilt(&report, 8).unwrap_err().contains("it belongs to another version"));
 }
+
+#[test]
+fn a_missing_cxx_is_told_with_what_to_do() {
+    let text = toolchain::no_cxx("failed to find tool \"c++\"");
+    for part in ["feature cpu", "failed to find tool \"c++\"", "g++", "CXX", "CROSSCCL_KERNELS=off", "default-features"]
+    {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+}
