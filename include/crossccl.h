@@ -67,10 +67,12 @@ typedef enum {
   crosscclPoisoned = 19,
   // Valid, but not offered. Nothing was launched.
   crosscclUnsupported = 20,
-  // The library was built without that backend.
+  // The library was built without that backend, or without its kernels.
   crosscclNotCompiled = 21,
   // No device, or no driver.
   crosscclNoDevice = 22,
+  // A rank that the call needs was destroyed before it made the same call.
+  crosscclRankGone = 23,
 } crosscclResult_t;
 
 // Which kind of device.

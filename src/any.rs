@@ -52,7 +52,7 @@ impl BackendKind {
             #[cfg(feature = "rocm")]
             BackendKind::Rocm => devices::<crate::Hip>(),
             #[cfg(not(all(feature = "cpu", feature = "cuda", feature = "rocm")))]
-            _ => Err(Error::NotCompiled { feature: self.name() }),
+            _ => Err(Error::NotCompiled { feature: self.name(), kernels: false }),
         }
     }
 }
@@ -94,7 +94,7 @@ mod tests {
             let outcome = kind.check();
             match (kind, kind.is_compiled()) {
                 (BackendKind::Cpu, true) => assert_eq!(outcome, Ok(())),
-                (_, false) => assert_eq!(outcome, Err(Error::NotCompiled { feature: kind.name() })),
+                (_, false) => assert_eq!(outcome, Err(Error::NotCompiled { feature: kind.name(), kernels: false })),
                 (_, true) => assert!(matches!(outcome, Ok(()) | Err(Error::NoDevice { .. })), "{outcome:?}"),
             }
         }

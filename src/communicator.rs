@@ -1,6 +1,8 @@
 //! The communicator: what is set up once, what its ranks share, how it fails and recovers.
 
+mod blame;
 mod builder;
+mod called;
 mod diagnosis;
 
 use std::{
@@ -9,7 +11,7 @@ use std::{
     marker::PhantomData,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering},
         mpsc,
     },
     thread,
@@ -17,18 +19,19 @@ use std::{
 };
 
 pub use builder::Builder;
+pub(crate) use called::{Called, Launches};
 use smallvec::SmallVec;
 
 use crate::{
     abi::{LINE, control},
-    backend::{Backend, Fault, MemoryKind, memory::Allocation},
+    backend::{Backend, Fault, MemoryKind, memory::Allocation, process},
     buffer::{Buffer, Destination, Slice, SliceMut, Untyped, View},
     collective::{Agreement, Broadcast, Prepared, ReduceScatter},
     dtype::{DType, Element},
     error::{Error, Result},
     graph::Graph,
     in_flight::InFlight,
-    plan::{Explanation, Part, Plan, Planner, Topology, request::Request},
+    plan::{Explanation, Part, Plan, Planner, Topology},
     rank::Rank,
     rank_comm::RankComm,
     raw::{self, RawRank},
@@ -652,6 +655,8 @@ pub(crate) struct Launch<B: Backend> {
     pub(crate) call: u64,
     /// The point after it; `None` for one that was captured into a graph instead of run.
     pub(crate) event: Option<B::Event>,
+    /// It was captured into a graph that is not the communicator's.
+    pub(crate) foreign: bool,
     /// Which life of the communicator, counted by resets, it belongs to.
     pub(crate) generation: u64,
     pub(crate) limit: Option<Duration>,
@@ -682,6 +687,10 @@ pub(crate) struct Shared<B: Backend> {
     turn: Mutex<()>,
     poison: Mutex<Option<Error>>,
     poisoned: AtomicBool,
+    /// Whether any rank's handle was dropped: [`RankShared::gone`] says which.
+    any_gone: AtomicBool,
+    /// The process that it was built in, as [`process::forks`] counts.
+    process: u64,
     generation: AtomicU64,
     rendezvous: Mutex<ResetRendezvous>,
     arrived: Condvar,
@@ -697,6 +706,12 @@ pub(crate) struct RankShared<B: Backend> {
     ticks_per_second: u64,
     /// The number of the thread that called for this rank last, on an inline stream.
     caller: AtomicU64,
+    /// By domain: the launch epoch of the last launch that was enqueued. Device memory holds that of the last that began.
+    launched: SmallVec<[AtomicU64; 12]>,
+    /// A graph that is not the communicator's holds launches of this rank: `launched` does not know how often they run.
+    uncounted: AtomicBool,
+    /// A [`Gone`], as a number.
+    gone: AtomicU8,
     state: Mutex<RankState<B>>,
 }
 
@@ -705,8 +720,10 @@ pub(crate) struct RankState<B: Backend> {
     pub(crate) next_call: u64,
     /// The stream of the last launch, and the point after it.
     pub(crate) last: Option<(B::Stream, B::Event)>,
-    /// The last few calls, for error messages.
+    /// The last few calls that were launched, for error messages.
     history: VecDeque<Called>,
+    /// While the communicator captures this rank's stream: what is in the capture so far.
+    pub(crate) counting: Option<Launches>,
     /// Calls that failed before a reset, for those who ask later: from, up to, why.
     failed: VecDeque<(u64, u64, Error)>,
     /// Calls up to this one may have failed without a record left in `failed`.
@@ -717,12 +734,24 @@ pub(crate) struct RankState<B: Backend> {
     quarantine: Vec<Arc<Allocation<B>>>,
 }
 
-/// What a rank called.
-#[derive(Clone, Debug)]
-struct Called {
-    call: u64,
-    group_size: usize,
-    request: Request,
+/// Why a rank's handle is not there any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Gone {
+    Dropped = 1,
+    Panicked,
+}
+
+impl Gone {
+    fn from_number(number: u8) -> Option<Self> {
+        [Gone::Dropped, Gone::Panicked].into_iter().find(|gone| *gone as u8 == number)
+    }
+
+    fn reason(self) -> &'static str {
+        match self {
+            Gone::Dropped => "its handle was dropped",
+            Gone::Panicked => "its handle was dropped by a panic of its thread",
+        }
+    }
 }
 
 const HISTORY: usize = 4;
@@ -757,6 +786,22 @@ impl<B: Backend> RankShared<B> {
         Duration::from_secs_f64(ticks as f64 / self.ticks_per_second as f64)
     }
 
+    /// Counts `launches` that were enqueued in `domain`: the epoch of the last.
+    pub(crate) fn count(&self, domain: usize, launches: u64) -> u64 {
+        // The rank's own thread alone writes it, under the lock of the state.
+        let epoch = self.launched[domain].load(Ordering::Relaxed) + launches;
+        self.launched[domain].store(epoch, Ordering::Release);
+        epoch
+    }
+
+    fn launched(&self, domain: usize) -> u64 {
+        self.launched[domain].load(Ordering::Acquire)
+    }
+
+    pub(crate) fn gone(&self) -> Option<Gone> {
+        Gone::from_number(self.gone.load(Ordering::SeqCst))
+    }
+
     fn load(&self, offset: u64) -> u64 {
         self.control.word(offset).map_or(0, |w| w.load(Ordering::Acquire))
     }
@@ -774,6 +819,7 @@ impl<B: Backend> RankState<B> {
             next_call: 1,
             last: None,
             history: VecDeque::with_capacity(HISTORY),
+            counting: None,
             failed: VecDeque::new(),
             forgotten: 0,
             lost: false,
@@ -781,11 +827,11 @@ impl<B: Backend> RankState<B> {
         }
     }
 
-    pub(crate) fn remember(&mut self, call: u64, prepared: &Prepared) {
+    pub(crate) fn remember(&mut self, called: Called) {
         if self.history.len() == HISTORY {
             self.history.pop_front();
         }
-        self.history.push_back(Called { call, group_size: prepared.group_size, request: prepared.request.clone() });
+        self.history.push_back(called);
     }
 }
 
@@ -817,8 +863,25 @@ impl<B: Backend> Shared<B> {
         lock(&self.turn)
     }
 
+    /// The domain of groups of `size`.
+    pub(crate) fn domain_of(&self, size: usize) -> usize {
+        self.domains.iter().position(|s| *s == size).unwrap_or(0)
+    }
+
+    /// A child of the process that built it has neither its threads nor its devices, and its locks as they were: calls that
+    /// went ahead waited for the limit, and named the other ranks.
+    fn refuse_in_a_fork(&self) -> Result<()> {
+        if self.process == process::forks() {
+            return Ok(());
+        }
+        let what = "this process is a fork of the one that built the communicator, whose threads and devices are not here; \
+                    build a communicator in this process";
+        Err(Error::Unsupported { operation: "communicator", what: what.into() })
+    }
+
     /// The rank's state, if the communicator takes work.
     pub(crate) fn begin(&self, rank: usize) -> Result<MutexGuard<'_, RankState<B>>> {
+        self.refuse_in_a_fork()?;
         // Before the lock: to tell what the others did last, it takes theirs.
         self.notice_failures();
         let state = lock(&self.ranks[rank].state);
@@ -908,7 +971,7 @@ impl<B: Backend> Shared<B> {
 
     /// Whether a kernel was launched whose end cannot be known.
     pub(crate) fn is_lost(&self) -> bool {
-        self.ranks.iter().any(|r| lock(&r.state).lost)
+        self.refuse_in_a_fork().is_err() || self.ranks.iter().any(|r| lock(&r.state).lost)
     }
 
     /// Refuses further work and ends the waits in flight.
@@ -922,6 +985,7 @@ impl<B: Backend> Shared<B> {
     /// Refuses further work, and waits until nothing runs any more. (Who hears of a failure from a peer tells that, not that
     /// it was stopped.)
     pub(crate) fn stop(&self) -> Result<()> {
+        self.refuse_in_a_fork()?;
         self.abort(Error::Aborted);
         let deadline = Instant::now() + STOP_LIMIT;
         for (rank, me) in self.ranks.iter().enumerate() {
@@ -958,7 +1022,15 @@ impl<B: Backend> Shared<B> {
     }
 
     fn outcome_of(&self, launch: &Launch<B>) -> Result<()> {
+        self.refuse_in_a_fork()?;
         let rank = &self.ranks[launch.rank];
+        if launch.foreign {
+            let what = format!(
+                "what rank {} called was captured into a graph, and has not run; wait for a launch of the graph",
+                launch.rank
+            );
+            return Err(Error::Busy { operation: "wait", what });
+        }
         if launch.event.is_none() {
             return Ok(());
         }
@@ -1003,27 +1075,30 @@ impl<B: Backend> Shared<B> {
         }
     }
 
-    /// One handle's part of a reset of all handles; the last one to come does it.
+    /// One handle's part of a reset of all handles that there are; the last one to come does it.
     pub(crate) fn reset_together(&self, rank: usize, limit: Duration) -> Result<()> {
+        self.refuse_in_a_fork()?;
         let deadline = Instant::now().checked_add(limit);
         let mut meeting = lock(&self.rendezvous);
         if !meeting.arrived.contains(&rank) {
             meeting.arrived.push(rank);
         }
         let round = meeting.round;
-        if meeting.arrived.len() == self.ranks.len() {
-            let outcome = self.reset();
-            meeting.outcome = Some(outcome.clone());
-            meeting.arrived.clear();
-            meeting.round += 1;
-            self.arrived.notify_all();
-            return outcome;
-        }
         while meeting.round == round {
+            let missing: Vec<Rank> = (0..self.ranks.len())
+                .filter(|r| !meeting.arrived.contains(r) && self.ranks[*r].gone().is_none())
+                .map(Rank::from_index)
+                .collect();
+            if missing.is_empty() {
+                let outcome = self.reset();
+                meeting.outcome = Some(outcome.clone());
+                meeting.arrived.clear();
+                meeting.round += 1;
+                self.arrived.notify_all();
+                return outcome;
+            }
             let left = deadline.map_or(LONG, |d| d.saturating_duration_since(Instant::now()));
             if left.is_zero() {
-                let missing =
-                    (0..self.ranks.len()).filter(|r| !meeting.arrived.contains(r)).map(Rank::from_index).collect();
                 meeting.arrived.retain(|r| *r != rank);
                 return Err(Error::Timeout {
                     operation: "reset",
@@ -1040,6 +1115,7 @@ impl<B: Backend> Shared<B> {
     }
 
     pub(crate) fn reset(&self) -> Result<()> {
+        self.refuse_in_a_fork()?;
         let outcome = self.try_reset();
         // The abort words are set: whoever goes on must be refused, whatever was the matter.
         if outcome.is_err() {
@@ -1128,6 +1204,9 @@ impl<B: Backend> Shared<B> {
                 let base = values.into_iter().max().unwrap_or(0) + 1;
                 for rank in ranks.clone() {
                     set(rank, offset, &base.to_ne_bytes())?;
+                    if offset == self.layout.epoch(domain) {
+                        self.ranks[rank].launched[domain as usize].store(base, Ordering::Release);
+                    }
                 }
             }
             let at = self.layout.packets(domain);
@@ -1164,6 +1243,14 @@ impl<B: Backend> Shared<B> {
 
 impl<B: Backend> Drop for Shared<B> {
     fn drop(&mut self) {
+        if self.refuse_in_a_fork().is_err() {
+            // Nothing of it is this process's to wait for or to free.
+            for rank in &self.ranks {
+                rank.signal.leak();
+                rank.control.leak();
+            }
+            return;
+        }
         for rank in &self.ranks {
             rank.store(control::ABORT, 1);
         }

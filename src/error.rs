@@ -72,11 +72,12 @@ pub enum Error {
         rank: Rank,
         /// Its launch epoch: 1 for the first collective of the group, counted by the device.
         sequence: u64,
-        /// Who did not come (or, if all came, who is stuck in a later step).
+        /// Who did not make the call that the others wait for, directly or behind another call. If all made it: whose
+        /// launch did not begin, or is stuck in a later step.
         missing: Vec<Rank>,
         /// How long it waited.
         waited: Duration,
-        /// What the missing ranks were last seen doing.
+        /// What the missing ranks were last seen doing, and which ranks came but wait behind them.
         note: String,
     },
     /// Ranks called different operations, or with different arguments.
@@ -113,6 +114,18 @@ pub enum Error {
         /// What was tried or given.
         reason: String,
     },
+    /// A rank that the call needs will not come: its handle is gone. Groups without it go on, after a `reset` by the handles
+    /// that are left where something had failed; everything else needs a new communicator.
+    RankGone {
+        /// The collective.
+        operation: &'static str,
+        /// A rank that needs it.
+        rank: Rank,
+        /// The rank that is gone.
+        gone: Rank,
+        /// How it went.
+        reason: String,
+    },
     /// [`abort`](crate::Communicator::abort) was called.
     Aborted,
     /// An earlier collective failed; the communicator refuses work until `reset`.
@@ -136,10 +149,12 @@ pub enum Error {
         /// What is wrong.
         reason: String,
     },
-    /// The backend was not compiled in.
+    /// The backend was not compiled in, or its kernels were not.
     NotCompiled {
         /// The cargo feature that brings it.
         feature: &'static str,
+        /// The backend is there, built with `CROSSCCL_KERNELS=off`: its kernels alone are missing.
+        kernels: bool,
     },
     /// The backend is compiled in, but has no device here.
     NoDevice {
@@ -260,6 +275,11 @@ impl fmt::Display for Error {
                      and driver that have it, and the builder's own signal buffers or ones by Buffer::coherent"
                 )
             }
+            Error::RankGone { operation, rank, gone, reason } => write!(
+                f,
+                "{operation} on rank {rank}: rank {gone} is gone ({reason}); groups without it can go on, after a reset by all \
+                 handles that are left; for others build a new communicator"
+            ),
             Error::Aborted => f.write_str("aborted; call reset on all ranks to go on"),
             Error::Poisoned { cause } => {
                 write!(f, "the communicator refuses work since an earlier collective failed: {cause}")
@@ -272,9 +292,14 @@ impl fmt::Display for Error {
                 }
                 write!(f, ": {reason}")
             }
-            Error::NotCompiled { feature } => {
+            Error::NotCompiled { feature, kernels: false } => {
                 write!(f, "this build has no {feature} backend; build with `--features {feature}`")
             }
+            Error::NotCompiled { feature, kernels: true } => write!(
+                f,
+                "this build has the {feature} backend without its kernels, since it was built with CROSSCCL_KERNELS=off; \
+                 build again without that variable"
+            ),
             Error::NoDevice { backend, reason } => write!(f, "no {backend} device: {reason}"),
         }
     }

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use crate::{
     backend::Backend,
-    communicator::{Launch, Launched, Shared},
+    communicator::{Called, Launch, Launched, Launches, Shared},
     error::Result,
     raw,
 };
@@ -16,7 +16,57 @@ use crate::{
 /// What was captured on some ranks' streams. It keeps the communicator alive.
 pub struct Graph<B: Backend> {
     shared: Arc<Shared<B>>,
-    ranks: Vec<(usize, B::Stream, B::Graph)>,
+    ranks: Vec<Captured<B>>,
+}
+
+/// One rank's part of a graph.
+pub(crate) struct Captured<B: Backend> {
+    pub(crate) rank: usize,
+    /// Where it was captured, and is launched.
+    pub(crate) stream: B::Stream,
+    pub(crate) graph: B::Graph,
+    /// The last launch of each domain in it, and how many of that domain there are.
+    pub(crate) launches: Launches,
+}
+
+/// Captures that were begun around a caller's code. They end with it, whatever way it ends: a panic in it once left the
+/// streams capturing, so that later calls went into a graph that nobody had, and were told as done.
+struct Capturing<'a, B: Backend> {
+    shared: &'a Shared<B>,
+    ranks: SmallVec<[(usize, B::Stream); 8]>,
+}
+
+impl<B: Backend> Capturing<'_, B> {
+    fn begin(&mut self, rank: usize, stream: &B::Stream) -> Result<()> {
+        B::begin_capture(stream).map_err(|f| self.shared.driver_error(rank, f))?;
+        self.ranks.push((rank, stream.clone()));
+        self.shared.begin_counting(rank);
+        Ok(())
+    }
+
+    /// Ends every capture; the first failure is told.
+    fn end(&mut self) -> Result<Vec<Captured<B>>> {
+        let mut captured = Ok(Vec::with_capacity(self.ranks.len()));
+        for (rank, stream) in self.ranks.drain(..) {
+            let launches = self.shared.end_counting(rank);
+            let graph = B::end_capture(&stream).map_err(|f| self.shared.driver_error(rank, f));
+            match (&mut captured, graph) {
+                (Ok(all), Ok(graph)) => all.push(Captured { rank, stream, graph, launches }),
+                (Ok(_), Err(error)) => captured = Err(error),
+                (Err(_), _) => {}
+            }
+        }
+        captured
+    }
+}
+
+impl<B: Backend> Drop for Capturing<'_, B> {
+    fn drop(&mut self) {
+        // After `end` there is nothing left. Otherwise the caller's code panicked, or a later capture could not be begun.
+        if let Err(error) = self.end() {
+            tracing::warn!(target: "crossccl", %error, "a capture that was given up could not be ended");
+        }
+    }
 }
 
 impl<B: Backend> Graph<B> {
@@ -30,31 +80,19 @@ impl<B: Backend> Graph<B> {
         for (rank, stream) in ranks {
             raw::check_stream(shared, "capture", *rank, stream)?;
         }
-        let mut outcome = Ok(());
-        let mut begun = 0;
+        let mut capturing = Capturing { shared, ranks: SmallVec::new() };
         for (rank, stream) in ranks {
-            outcome = B::begin_capture(stream).map_err(|f| shared.driver_error(*rank, f));
-            if outcome.is_err() {
-                break;
-            }
-            begun += 1;
+            capturing.begin(*rank, stream)?;
         }
-        if outcome.is_ok() {
-            outcome = calls();
-        }
-        let mut captured = Vec::with_capacity(begun);
-        for (rank, stream) in &ranks[..begun] {
-            match B::end_capture(stream).map_err(|f| shared.driver_error(*rank, f)) {
-                Ok(graph) => captured.push((*rank, stream.clone(), graph)),
-                // Why the calls failed says more.
-                Err(error) => outcome = outcome.and(Err(error)),
-            }
-        }
-        outcome.map(|()| Graph { shared: shared.clone(), ranks: captured })
+        let outcome = calls();
+        let captured = capturing.end();
+        // Why the calls failed says more than that their capture did.
+        outcome?;
+        Ok(Graph { shared: shared.clone(), ranks: captured? })
     }
 
     /// Of graphs that were captured for `ranks`, to be launched on their streams.
-    pub(crate) fn of(shared: &Arc<Shared<B>>, ranks: Vec<(usize, B::Stream, B::Graph)>) -> Self {
+    pub(crate) fn of(shared: &Arc<Shared<B>>, ranks: Vec<Captured<B>>) -> Self {
         Graph { shared: shared.clone(), ranks }
     }
 
@@ -82,9 +120,9 @@ impl<B: Backend> Graph<B> {
     pub(crate) unsafe fn launch_into(&self, launches: &mut SmallVec<[Launch<B>; 8]>) -> Result<()> {
         // As every call that launches all ranks; those of one rank do not take it.
         let _turn = (self.ranks.len() == self.shared.ranks.len()).then(|| self.shared.turn());
-        for (rank, stream, graph) in &self.ranks {
+        for one in &self.ranks {
             // SAFETY: the caller's promise.
-            launches.push(unsafe { self.launch_one(*rank, stream, graph)? });
+            launches.push(unsafe { self.launch_one(one)? });
         }
         Ok(())
     }
@@ -98,10 +136,15 @@ impl<B: Backend> Graph<B> {
 
     /// # Safety
     /// As for [`launch`](Self::launch).
-    unsafe fn launch_one(&self, rank: usize, stream: &B::Stream, graph: &B::Graph) -> Result<Launch<B>> {
+    unsafe fn launch_one(&self, captured: &Captured<B>) -> Result<Launch<B>> {
         let shared = &self.shared;
+        let Captured { rank, stream, graph, launches } = captured;
+        let rank = *rank;
         let fault = |f| shared.driver_error(rank, f);
         let mut state = shared.begin(rank)?;
+        for (called, count) in launches {
+            shared.refuse_without(rank, called.request.name(), called.domain, *count)?;
+        }
         if let Some((last, event)) = &state.last
             && last != stream
         {
@@ -111,8 +154,13 @@ impl<B: Backend> Graph<B> {
         unsafe { B::launch_graph(stream, graph) }.map_err(fault)?;
         let call = state.next_call;
         state.next_call += 1;
+        for (called, count) in launches {
+            let epoch = shared.ranks[rank].count(called.domain, *count);
+            state.remember(Called { call, epoch, generation: shared.generation(), ..called.clone() });
+        }
         let event = Some(raw::mark_end(shared, rank, state, stream)?);
-        Ok(Launch { rank, call, event, generation: shared.generation(), limit: shared.limit, replay: true })
+        let (generation, limit) = (shared.generation(), shared.limit);
+        Ok(Launch { rank, call, event, foreign: false, generation, limit, replay: true })
     }
 }
 

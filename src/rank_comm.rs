@@ -8,7 +8,7 @@ use crate::{
     backend::Backend,
     buffer::{Buffer, Destination, Slice, SliceMut, View},
     collective::{Broadcast, Prepared, ReduceScatter},
-    communicator::{AbortHandle, Launched, Shared},
+    communicator::{AbortHandle, Gone, Launched, Shared},
     dtype::{DType, Element},
     error::{Error, Result},
     graph::Graph,
@@ -23,6 +23,14 @@ use crate::{
 ///
 /// Every rank of a group makes the matching call. A call only enqueues; a rank that does not come is
 /// named by the error that [`InFlight::wait`] returns on those that depend on it.
+///
+/// # Dropping a handle
+///
+/// What the rank has enqueued goes on. If a peer waits for a call that the rank did not make, that wait ends at once with
+/// [`Error::RankGone`], and a later call that needs the rank is refused with the same error. So a thread that panics or returns
+/// early does not cost its peers the time limit. Afterwards calls of groups without the rank still work, after a
+/// [`reset`](Self::reset) by the handles that are left if a wait was ended. [`stop`](Self::stop) works as well. Anything that
+/// needs the rank needs a new communicator. (A graph that somebody else captured is not seen: there the limit ends the wait.)
 ///
 /// ```
 /// use crossccl::{Communicator, Cpu};
@@ -262,7 +270,7 @@ impl<B: Backend> RankComm<B> {
         self.shared.failure()
     }
 
-    /// Makes the communicator usable again after a failure. Every rank's handle must call it; it
+    /// Makes the communicator usable again after a failure. Every rank's handle that was not dropped must call it; it
     /// returns when all have, or after `limit`.
     ///
     /// # Errors
@@ -290,6 +298,13 @@ impl<B: Backend> RankComm<B> {
         // SAFETY: the caller's promise.
         let launch = unsafe { raw::enqueue(&self.shared, &prepared, stream)? };
         Ok(Launched { shared: self.shared.clone(), launches: smallvec![launch] })
+    }
+}
+
+impl<B: Backend> Drop for RankComm<B> {
+    fn drop(&mut self) {
+        let how = if std::thread::panicking() { Gone::Panicked } else { Gone::Dropped };
+        self.shared.leave(self.rank, how);
     }
 }
 

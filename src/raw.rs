@@ -13,8 +13,8 @@ use smallvec::SmallVec;
 use crate::{
     abi::{Arguments, form, hash},
     backend::{Backend, Fault, Unfit, profiler::Watched},
-    collective::Prepared,
-    communicator::{Launch, RankState, Shared},
+    collective::{Prepared, Span, Spans},
+    communicator::{Called, Launch, Launches, RankState, Shared},
     error::{Error, Result},
     plan::{Algorithm, request::Collective},
     rank::Rank,
@@ -127,20 +127,12 @@ fn check_not_behind_a_peer<B: Backend>(shared: &Shared<B>, prepared: &Prepared, 
 /// What a rank's launch touches on its own device, for backends that know memory of the caller's. To be asked
 /// for all ranks before anything is launched.
 pub(crate) fn check_memory<B: Backend>(shared: &Shared<B>, prepared: &Prepared) -> Result<()> {
-    let Prepared { rank, group_size, request, addresses, .. } = prepared;
-    let (input, output) = match &request.collective {
-        Collective::Broadcast { .. } => (request.bytes(), request.bytes()),
-        Collective::ReduceScatter { partition, output, .. } => {
-            let part = partition.part(rank % group_size).count();
-            (request.bytes(), part * output.size() as u64)
-        }
-    };
+    let Prepared { rank, group_size, request, .. } = prepared;
+    let Spans { input, output, residual } = prepared.spans();
     let first = rank / group_size * group_size;
     let peers: SmallVec<[&B::Device; 8]> = shared.ranks[first..first + group_size].iter().map(|r| &r.device).collect();
     let operation = request.name();
-    for (argument, address, bytes) in
-        [("input", addresses.send, input), ("output", addresses.recv, output), ("residual", addresses.residual, output)]
-    {
+    for (argument, Span { address, bytes }) in [("input", input), ("output", output), ("residual", residual)] {
         if address == 0 || bytes == 0 {
             continue;
         }
@@ -175,7 +167,16 @@ pub(crate) unsafe fn enqueue<B: Backend>(
     let _range = prepared.watched.as_ref().map(Watched::range);
     check_not_behind_a_peer(shared, prepared, stream)?;
     // SAFETY: the caller's promise.
-    unsafe { enqueue_one(shared, prepared, stream) }
+    unsafe { enqueue_one(shared, prepared, stream, Owner::Caller) }
+}
+
+/// Whose the memory of a launch is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Owner {
+    /// Buffers, which are kept until the launch is over.
+    Buffers,
+    /// The caller's, who keeps it.
+    Caller,
 }
 
 /// The same, as a part of a call.
@@ -186,6 +187,7 @@ unsafe fn enqueue_one<B: Backend>(
     shared: &Arc<Shared<B>>,
     prepared: &Prepared,
     stream: &B::Stream,
+    owner: Owner,
 ) -> Result<Launch<B>> {
     let rank = &prepared.rank;
     let me = &shared.ranks[*rank];
@@ -197,6 +199,18 @@ unsafe fn enqueue_one<B: Backend>(
     let mut state = shared.begin(*rank)?;
     let _entered = B::enter(&me.device).map_err(fault)?;
     let captured = B::is_capturing(stream).map_err(fault)?;
+    // Into a capture that the communicator did not begin: how often it runs, nobody here is told.
+    let foreign = captured && state.counting.is_none();
+    if foreign && owner == Owner::Buffers {
+        return Err(Error::Busy {
+            operation: prepared.request.name(),
+            what: format!(
+                "the stream of rank {rank} is being captured, and the graph could outlive the buffers; use the raw \
+                 forms, or `record`"
+            ),
+        });
+    }
+    shared.refuse_without(*rank, prepared.request.name(), shared.domain_of(prepared.group_size), 1)?;
     // One launch in flight per rank: another stream of the rank waits for the one before.
     if let Some((last, event)) = &state.last
         && last != stream
@@ -213,10 +227,11 @@ unsafe fn enqueue_one<B: Backend>(
         B::wait_event(stream, event).map_err(fault)?;
     }
     // SAFETY: the caller's promise.
-    let call = unsafe { launch(shared, prepared, stream, &mut state)? };
+    let call = unsafe { launch(shared, prepared, stream, &mut state, captured)? };
     // What was captured has not run, and may run any number of times: `Graph` waits for those.
     let event = if captured { None } else { Some(mark_end(shared, *rank, state, stream)?) };
-    Ok(Launch { rank: *rank, call, event, generation: shared.generation(), limit: prepared.limit, replay: false })
+    let (generation, limit) = (shared.generation(), prepared.limit);
+    Ok(Launch { rank: *rank, call, event, foreign, generation, limit, replay: false })
 }
 
 /// Enqueues a launch on `stream`, whatever stands before it: the number of the call.
@@ -228,6 +243,7 @@ unsafe fn launch<B: Backend>(
     prepared: &Prepared,
     stream: &B::Stream,
     state: &mut RankState<B>,
+    captured: bool,
 ) -> Result<u64> {
     let Prepared { rank, group_size, plan, .. } = prepared;
     let me = &shared.ranks[*rank];
@@ -243,7 +259,13 @@ unsafe fn launch<B: Backend>(
             .map_err(fault)?;
     }
     state.next_call += 1;
-    state.remember(call, prepared);
+    let called = Called::new(call, prepared, shared);
+    if captured {
+        shared.count_captured(state, called, *rank);
+    } else {
+        let epoch = me.count(called.domain, 1);
+        state.remember(Called { epoch, ..called });
+    }
     Ok(call)
 }
 
@@ -255,23 +277,25 @@ pub(crate) unsafe fn capture<'a, B: Backend>(
     shared: &Shared<B>,
     rank: usize,
     prepared: impl Iterator<Item = &'a Prepared>,
-) -> Result<B::Graph> {
+) -> Result<(B::Graph, Launches)> {
     let fault = |f| shared.driver_error(rank, f);
     let device = &shared.ranks[rank].device;
     let mut state = shared.begin(rank)?;
     let _entered = B::enter(device).map_err(fault)?;
     let stream = B::create_stream(device).map_err(fault)?;
     B::begin_capture(&stream).map_err(fault)?;
+    state.counting = Some(Launches::new());
     let mut outcome = Ok(());
     for one in prepared {
         // SAFETY: the caller's promise.
-        outcome = unsafe { launch(shared, one, &stream, &mut state) }.map(drop);
+        outcome = unsafe { launch(shared, one, &stream, &mut state, true) }.map(drop);
         if outcome.is_err() {
             break;
         }
     }
+    let launches = state.counting.take().unwrap_or_default();
     let graph = B::end_capture(&stream).map_err(fault);
-    outcome.and(graph)
+    outcome.and(graph).map(|graph| (graph, launches))
 }
 
 /// The same for a replay: it owns the memory, keeps writes from the host away while it is in flight, and after a failure
@@ -280,7 +304,7 @@ pub(crate) fn capture_owned<'a, B: Backend>(
     shared: &Shared<B>,
     rank: usize,
     prepared: impl Iterator<Item = &'a Prepared>,
-) -> Result<B::Graph> {
+) -> Result<(B::Graph, Launches)> {
     // SAFETY: as said.
     unsafe { capture(shared, rank, prepared) }
 }
@@ -334,7 +358,7 @@ fn arguments<B: Backend>(shared: &Shared<B>, prepared: &Prepared, call: u64) -> 
         plan.segment,
         u64::from(plan.rounds),
     ]) & 0xffff_ffff_ffff;
-    let domain = shared.domains.iter().position(|s| s == group_size).unwrap_or(0);
+    let domain = shared.domain_of(*group_size);
     let mut a = Arguments {
         control: me.control.address(),
         at: shared.layout.places(domain),
@@ -419,12 +443,25 @@ pub(crate) unsafe fn enqueue_all<B: Backend>(
     stream: impl Fn(usize) -> B::Stream,
     launches: &mut SmallVec<[Launch<B>; 8]>,
 ) -> Result<()> {
+    // SAFETY: the caller's promise.
+    unsafe { enqueue_each(shared, prepared, stream, launches, Owner::Caller) }
+}
+
+/// # Safety
+/// As for [`enqueue`].
+unsafe fn enqueue_each<B: Backend>(
+    shared: &Arc<Shared<B>>,
+    prepared: &[Prepared],
+    stream: impl Fn(usize) -> B::Stream,
+    launches: &mut SmallVec<[Launch<B>; 8]>,
+    owner: Owner,
+) -> Result<()> {
     check_inline::<B>(prepared, &stream)?;
     // One for the call: the ranks' parts of it have the same name.
     let _range = prepared.first().and_then(|one| one.watched.as_ref()).map(Watched::range);
     for one in prepared {
         // SAFETY: the caller's promise.
-        launches.push(unsafe { enqueue_one(shared, one, &stream(one.rank))? });
+        launches.push(unsafe { enqueue_one(shared, one, &stream(one.rank), owner)? });
     }
     Ok(())
 }
@@ -435,10 +472,11 @@ pub(crate) fn enqueue_owned<B: Backend>(
     prepared: &[Prepared],
     launches: &mut SmallVec<[Launch<B>; 8]>,
 ) -> Result<()> {
+    let stream = |rank: usize| shared.ranks[rank].stream.clone();
     // SAFETY: `prepared` was made from views; the caller keeps their owners until the launches are
     // complete, or, after a failure, until reset, and leaks those of a launch whose end is not known. Reads and writes from the host go through the same
     // streams, and borrows of the buffers exclude others.
-    unsafe { enqueue_all(shared, prepared, |rank| shared.ranks[rank].stream.clone(), launches) }
+    unsafe { enqueue_each(shared, prepared, stream, launches, Owner::Buffers) }
 }
 
 /// Launches of a kernel of the peer self-test on all ranks, waited for: where one fails, what the others touch is

@@ -10,7 +10,7 @@ use crate::{
     collective::{Broadcast, Prepared, ReduceScatter},
     communicator::{Shared, fused_views, mutable_views, non_empty, root_view},
     error::{Error, Result},
-    graph::Graph,
+    graph::{Captured, Graph},
     in_flight::InFlight,
     raw,
 };
@@ -124,8 +124,8 @@ impl<B: Backend> Recording<B> {
         }
         let mut ranks = Vec::with_capacity(shared.ranks.len());
         for (rank, me) in shared.ranks.iter().enumerate() {
-            let graph = raw::capture_owned(&shared, rank, calls.iter().filter(|c| c.rank == rank))?;
-            ranks.push((rank, me.stream.clone(), graph));
+            let (graph, launches) = raw::capture_owned(&shared, rank, calls.iter().filter(|c| c.rank == rank))?;
+            ranks.push(Captured { rank, stream: me.stream.clone(), graph, launches });
         }
         let graph = Graph::of(&shared, ranks);
         Ok(Replay { shared, owners, work: Work::Graph(graph) })

@@ -93,3 +93,54 @@ fn a_process_ends_whatever_its_communicators_are_at() {
         assert_eq!(status.code(), Some(STATUS), "{how}: {status}");
     }
 }
+
+/// In the environment of a process that forks.
+const FORK: &str = "EXIT_TEST_FORK";
+
+/// A child has neither the threads nor the locks of its parent's communicators: it is told at once, in every call, and can build
+/// its own. (It waited for the limit, and was told that the other ranks were missing.)
+#[cfg(unix)]
+#[test]
+fn a_forked_child_is_told_so() {
+    const NAME: &str = "a_forked_child_is_told_so";
+    if std::env::var(FORK).is_err() {
+        let begin = Instant::now();
+        let child = Command::new(std::env::current_exe().expect("this program"))
+            .args([NAME, "--exact", "--nocapture", "--test-threads=1"])
+            .env(FORK, "1")
+            .output()
+            .expect("this program");
+        let text = String::from_utf8_lossy(&child.stdout);
+        assert!(text.contains("the child: as expected") && text.contains("the parent: as expected"), "{child:?}");
+        assert!(begin.elapsed() < Duration::from_secs(20), "took {:?}", begin.elapsed());
+        return;
+    }
+    let (comm, mut data) = used();
+    // SAFETY: the child makes calls that take no lock of the parent's, and ends by itself.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let refused = [
+            comm.broadcast_in_place(&mut data, 0).map(drop),
+            comm.reset(),
+            Communicator::<Cpu>::builder(0..2).build().and_then(|own| {
+                let mut data = [own.buffer_from(0, &[1u32; 10])?, own.buffer(1, 10)?];
+                own.broadcast_in_place(&mut data, 0)?.wait()?;
+                assert_eq!(data[1].to_vec()?, [1; 10]);
+                Ok(())
+            }),
+        ];
+        for outcome in &refused[..2] {
+            let text = outcome.as_ref().expect_err("a fork").to_string();
+            assert!(text.contains("this process is a fork of the one that built the communicator"), "{text}");
+        }
+        assert_eq!(refused[2], Ok(()));
+        drop((comm, data));
+        println!("the child: as expected");
+        std::process::exit(0);
+    }
+    let mut status = 0;
+    // SAFETY: a local.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    comm.broadcast_in_place(&mut data, 1).expect("launch").wait().expect("outcome");
+    println!("the parent: as expected");
+}

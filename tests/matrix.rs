@@ -41,6 +41,7 @@ mod inline {
     }
 
     mod failures;
+    mod missing;
     mod packets;
     mod ranks;
     mod cases {

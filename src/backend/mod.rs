@@ -23,6 +23,7 @@ use std::{
 };
 
 pub(crate) mod memory;
+pub(crate) mod process;
 pub(crate) mod profiler;
 
 cfg_if::cfg_if! {
@@ -60,17 +61,25 @@ pub struct Fault {
     pub name: String,
     /// Memory of [`MemoryKind::Signal`] was asked for, and the device has none that is coherent.
     pub not_coherent: bool,
+    /// The backend was built without kernels: the cargo feature that brings it.
+    pub no_kernels: Option<&'static str>,
 }
 
 impl Fault {
     /// A fault of `call`.
     pub fn new(call: &'static str, code: i64, name: impl Into<String>) -> Self {
-        Fault { call, code, name: name.into(), not_coherent: false }
+        Fault { call, code, name: name.into(), not_coherent: false, no_kernels: None }
     }
 
     /// That the device has no coherent memory for signals, by the answer of `call`.
     pub fn not_coherent(call: &'static str, code: i64, name: impl Into<String>) -> Self {
         Fault { not_coherent: true, ..Fault::new(call, code, name) }
+    }
+
+    /// That the backend of `feature` was built without its kernels.
+    pub fn no_kernels(feature: &'static str) -> Self {
+        let name = "this build has no kernels (CROSSCCL_KERNELS=off)";
+        Fault { no_kernels: Some(feature), ..Fault::new("load", 0, name) }
     }
 }
 

@@ -98,7 +98,7 @@ pub(super) fn build(devices: &[usize], options: &Options) -> Result<Vec<Handle>>
         #[cfg(feature = "rocm")]
         BackendKind::Rocm => build_on::<crate::Hip>(devices, options),
         #[cfg(not(all(feature = "cpu", feature = "cuda", feature = "rocm")))]
-        other => Err(Error::NotCompiled { feature: other.name() }.into()),
+        other => Err(Error::NotCompiled { feature: other.name(), kernels: false }.into()),
     }
 }
 
@@ -139,7 +139,7 @@ fn handle_of<B: Streams>(comm: RankComm<B>) -> Handle {
         (B::NUMBER, device),
         stream,
         watch,
-        Box::new(Seated { comm, stream: None, last: None, told: true }),
+        Box::new(Seated { comm, stream: None, last: None, captured: None, told: true }),
     )
 }
 
@@ -155,6 +155,14 @@ impl<B: Backend> Watch for Arc<Shared<B>> {
     fn identity(&self) -> usize {
         Arc::as_ptr(self).addr()
     }
+
+    fn launched(&self, rank: usize, size: usize) -> Option<u64> {
+        Shared::enqueued(self, rank, size)
+    }
+
+    fn is_gone(&self, rank: usize) -> bool {
+        self.ranks[rank].gone().is_some()
+    }
 }
 
 /// A rank of a backend.
@@ -164,6 +172,8 @@ struct Seated<B: Streams> {
     stream: Option<(usize, B::Stream)>,
     /// The last launch. A rank has one in flight, and after a failure none: its outcome is that of all before it.
     last: Option<Launched<B>>,
+    /// The stream of the last call, where that went into a capture.
+    captured: Option<B::Stream>,
     /// Whether the outcome of `last` was asked for.
     told: bool,
 }
@@ -239,6 +249,7 @@ impl<B: Streams> Seat for Seated<B> {
         // SAFETY: the caller's promise.
         let launch = unsafe { raw::enqueue(shared, prepared, &stream)? };
         // What was captured has not run.
+        self.captured = launch.event.is_none().then_some(stream);
         if launch.event.is_some() {
             self.last = Some(Launched { shared: shared.clone(), launches: smallvec![launch] });
             self.told = false;
@@ -247,6 +258,17 @@ impl<B: Streams> Seat for Seated<B> {
     }
 
     fn wait(&mut self) -> Result<()> {
+        if let Some(stream) = &self.captured {
+            let rank = self.comm.rank().index();
+            if B::is_capturing(stream).map_err(|fault| self.comm.shared().driver_error(rank, fault))? {
+                let what = format!(
+                    "the last call of rank {rank} went into a capture that is not over, and has not run; launch the graph, and \
+                     wait for that"
+                );
+                return Err(Error::Busy { operation: "crosscclCommSynchronize", what }.into());
+            }
+            self.captured = None;
+        }
         let Some(last) = &self.last else { return Ok(()) };
         let outcome = last.wait();
         self.told = true;

@@ -1,12 +1,15 @@
 //! The groups of one thread: calls that were checked, and wait for the end of the group to be launched.
 
-use std::{cell::RefCell, sync::Arc};
+use std::{cell::RefCell, collections::BTreeMap, sync::Arc};
 
 use super::{
     handle::Handle,
     outcome::{Failure, Result},
 };
-use crate::{collective::Prepared, error::Error};
+use crate::{
+    collective::{self, Prepared},
+    error::Error,
+};
 
 struct Call {
     handle: Arc<Handle>,
@@ -101,6 +104,7 @@ pub(super) unsafe fn end(call: &'static str) -> Result<()> {
     if let Some(failure) = failure {
         return Err(failure);
     }
+    check_together(&calls)?;
     for (at, one) in calls.iter().enumerate() {
         // SAFETY: the caller's promise.
         let outcome = one.handle.with(call, |seat| unsafe { seat.launch(&one.prepared, one.stream) });
@@ -117,6 +121,27 @@ pub(super) unsafe fn end(call: &'static str) -> Result<()> {
             }
             return Err(failure);
         }
+    }
+    Ok(())
+}
+
+/// What ranks that are to meet in this group ask for together: the same, in memory that does not overlap. What a call of one rank
+/// can be asked was asked when it came.
+fn check_together(calls: &[Call]) -> Result<()> {
+    let mut before: BTreeMap<(usize, usize, usize), u64> = BTreeMap::new();
+    let mut meetings: BTreeMap<(usize, usize, usize, u64), Vec<&Prepared>> = BTreeMap::new();
+    for Call { handle, prepared, .. } in calls {
+        let (identity, size) = (handle.identity(), prepared.group_size);
+        // Where somebody else's graphs launch some of them, it cannot be told which calls meet.
+        let Some(launched) = handle.launched(size) else { continue };
+        let earlier = before.entry((identity, handle.rank, size)).or_default();
+        let meeting = (identity, size, handle.rank / size, launched + *earlier);
+        *earlier += 1;
+        meetings.entry(meeting).or_default().push(prepared);
+    }
+    for meeting in meetings.values() {
+        collective::check_equal(meeting)?;
+        collective::check_overlaps(meeting)?;
     }
     Ok(())
 }

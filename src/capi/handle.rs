@@ -65,6 +65,10 @@ pub(super) trait Watch: Send + Sync {
     fn failure(&self) -> Option<Error>;
     /// Tells communicators apart.
     fn identity(&self) -> usize;
+    /// How many launches `rank` has made in groups of `size`, where that is known.
+    fn launched(&self, rank: usize, size: usize) -> Option<u64>;
+    /// Whether the handle of `rank` was destroyed.
+    fn is_gone(&self, rank: usize) -> bool;
 }
 
 /// A rank, as C has it.
@@ -105,9 +109,19 @@ impl Handle {
         self.watch.failure()
     }
 
+    /// Tells communicators apart.
+    pub(super) fn identity(&self) -> usize {
+        self.watch.identity()
+    }
+
     /// Whether they are ranks of one communicator.
     pub(super) fn is_peer_of(&self, other: &Handle) -> bool {
-        self.watch.identity() == other.watch.identity()
+        self.identity() == other.identity()
+    }
+
+    /// How many launches the rank has made in groups of `size`, where that is known.
+    pub(super) fn launched(&self, size: usize) -> Option<u64> {
+        self.watch.launched(self.rank, size)
     }
 
     /// Calls of a rank have an order, which two threads at once would not: refused, not made to wait.
@@ -168,14 +182,15 @@ pub(super) fn reset_all(call: &'static str, comms: &[crosscclComm_t]) -> Result<
         }
         missing.retain(|rank| *rank != handle.rank);
     }
+    missing.retain(|rank| !first.watch.is_gone(*rank));
     if let Some(rank) = missing.first() {
-        let expected = format!("the handles of all {} ranks", first.ranks);
+        let expected = format!("the handles of all {} ranks that were not destroyed", first.ranks);
         return Err(invalid(call, None, "comms", expected, format!("none of rank {rank}")).into());
     }
     // A handle that is there twice is found in use, by this very call.
     let mut seats = handles.iter().map(|handle| handle.seat(call)).collect::<Result<Vec<_>>>()?;
     let mut seats: Vec<_> = seats.iter_mut().filter_map(|seat| seat.as_mut()).collect();
-    if seats.len() != first.ranks {
+    if seats.len() != handles.len() {
         return Err(gone(call, "one that was destroyed"));
     }
     seats[0].reset_all()?;

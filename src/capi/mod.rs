@@ -71,10 +71,12 @@ pub enum crosscclResult_t {
     crosscclPoisoned = 19,
     /// Valid, but not offered. Nothing was launched.
     crosscclUnsupported = 20,
-    /// The library was built without that backend.
+    /// The library was built without that backend, or without its kernels.
     crosscclNotCompiled = 21,
     /// No device, or no driver.
     crosscclNoDevice = 22,
+    /// A rank that the call needs was destroyed before it made the same call.
+    crosscclRankGone = 23,
 }
 
 /// Element types, with NCCL's numbers. NCCL's float8 types (10, 11) are answered with crosscclUnsupported.

@@ -129,6 +129,7 @@ pub(super) fn meaning(number: c_int) -> &'static CStr {
         (crosscclUnsupported, c"not offered"),
         (crosscclNotCompiled, c"the library was built without this backend"),
         (crosscclNoDevice, c"no device"),
+        (crosscclRankGone, c"a rank is gone"),
     ];
     meanings.iter().find(|(result, _)| *result as c_int == number).map_or(c"not a result of crossccl", |(_, text)| text)
 }

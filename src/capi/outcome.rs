@@ -48,6 +48,7 @@ fn result_of(error: &Error) -> crosscclResult_t {
         Error::Busy { .. } => crosscclInvalidUsage,
         Error::Timeout { .. } => crosscclTimeout,
         Error::Mismatch { .. } => crosscclMismatch,
+        Error::RankGone { .. } => crosscclRankGone,
         Error::Aborted => crosscclAborted,
         Error::Poisoned { .. } => crosscclPoisoned,
         Error::Unsupported { .. } => crosscclUnsupported,
@@ -70,6 +71,7 @@ fn in_words_of_c(error: Error) -> Error {
                 "input" => "sendbuff",
                 "output" => "recvbuff",
                 "timeout" => "timeout_ms",
+                "dtype" => "datatype",
                 other => other,
             };
             Error::InvalidArgument { operation: call(operation), rank, argument, expected, got }

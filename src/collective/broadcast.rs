@@ -3,8 +3,7 @@
 use smallvec::SmallVec;
 
 use super::{
-    IN_PLACE, Options, Prepared, Span, bytes_of, check_address, check_len, check_overlaps, check_view, invalid,
-    option_setters,
+    Options, Prepared, Span, bytes_of, check_address, check_len, check_overlaps, check_view, invalid, option_setters,
 };
 use crate::{
     backend::{Backend, MemoryKind},
@@ -118,28 +117,19 @@ impl Broadcast {
         let root = self.root(shared)?;
         check_len(OPERATION, "ranks", shared.ranks.len(), ranks.len())?;
         let bytes = bytes_of(OPERATION, root, count, dtype)?;
-        let input = (root, Span { address: ranks[root].send, bytes });
-        check_address(OPERATION, root, "input", input.1, dtype)?;
-        let mut outputs = SmallVec::<[(usize, Span); 8]>::new();
+        check_address(OPERATION, root, "input", Span { address: ranks[root].send, bytes }, dtype)?;
         for (rank, raw) in ranks.iter().enumerate() {
-            outputs.push((rank, output(rank, *raw, bytes, dtype)?));
+            check_output(rank, *raw, bytes, dtype)?;
         }
-        check_overlaps(OPERATION, IN_PLACE, &[input], &outputs, |i, o| i == o)?;
         let request = self.request(shared, root, count, dtype);
         let planned = self.options.planned(shared, &request)?;
-        Ok((ranks.iter().enumerate())
-            .map(|(rank, raw)| {
-                let send = if rank == root { raw.send } else { 0 };
-                self.options.prepare(
-                    shared,
-                    rank,
-                    shared.ranks.len(),
-                    request.clone(),
-                    &planned,
-                    RawRank::new(send, raw.recv),
-                )
-            })
-            .collect())
+        let one = |(rank, raw): (usize, &RawRank)| {
+            let addresses = RawRank::new(if rank == root { raw.send } else { 0 }, raw.recv);
+            self.options.prepare(shared, rank, shared.ranks.len(), request.clone(), &planned, addresses)
+        };
+        let prepared: SmallVec<[Prepared; 8]> = ranks.iter().enumerate().map(one).collect();
+        check_overlaps(&prepared.iter().collect::<SmallVec<[_; 8]>>())?;
+        Ok(prepared)
     }
 
     /// One rank's part: `input` is looked at on the root only.
@@ -181,16 +171,17 @@ impl Broadcast {
     ) -> Result<Prepared> {
         let root = self.root(shared)?;
         let bytes = bytes_of(OPERATION, rank, count, dtype)?;
-        let output = (rank, output(rank, raw, bytes, dtype)?);
+        check_output(rank, raw, bytes, dtype)?;
         let send = if rank == root { raw.send } else { 0 };
         if rank == root {
-            let input = (rank, Span { address: send, bytes });
-            check_address(OPERATION, rank, "input", input.1, dtype)?;
-            check_overlaps(OPERATION, IN_PLACE, &[input], &[output], |i, o| i == o)?;
+            check_address(OPERATION, rank, "input", Span { address: send, bytes }, dtype)?;
         }
         let request = self.request(shared, root, count, dtype);
         let planned = self.options.planned(shared, &request)?;
-        Ok(self.options.prepare(shared, rank, shared.ranks.len(), request, &planned, RawRank::new(send, raw.recv)))
+        let addresses = RawRank::new(send, raw.recv);
+        let prepared = self.options.prepare(shared, rank, shared.ranks.len(), request, &planned, addresses);
+        check_overlaps(&[&prepared])?;
+        Ok(prepared)
     }
 }
 
@@ -209,7 +200,7 @@ fn check_coherence<B: Backend>(shared: &Shared<B>, prepared: &Prepared, output: 
 }
 
 /// Where a rank's copy goes.
-fn output(rank: usize, raw: RawRank, bytes: u64, dtype: DType) -> Result<Span> {
+fn check_output(rank: usize, raw: RawRank, bytes: u64, dtype: DType) -> Result<()> {
     let output = Span { address: raw.recv, bytes };
     check_address(OPERATION, rank, "output", output, dtype)?;
     if raw.residual != 0 {
@@ -221,5 +212,5 @@ fn output(rank: usize, raw: RawRank, bytes: u64, dtype: DType) -> Result<Span> {
             format!("{:#x}", raw.residual),
         ));
     }
-    Ok(output)
+    Ok(())
 }

@@ -8,6 +8,7 @@ use std::{borrow::Cow, fmt, time::Duration};
 
 pub use broadcast::Broadcast;
 pub use reduce_scatter::ReduceScatter;
+use smallvec::SmallVec;
 
 use crate::{
     backend::{Backend, profiler::Watched},
@@ -17,7 +18,7 @@ use crate::{
     error::{Error, Result},
     plan::{
         Explanation, Plan,
-        request::Request,
+        request::{Collective, Request},
         select::{NoPlan, Wishes},
     },
     rank::Rank,
@@ -270,8 +271,14 @@ fn check_view<B: Backend>(
 ) -> Result<()> {
     let stream = &shared.ranks[rank].stream;
     if view.stream != *stream {
-        let expected = format!("a buffer of the rank's stream {stream:?}");
-        return Err(invalid(operation, Some(rank), argument, expected, format!("one of {:?}", view.stream)));
+        let (device, other) = (&shared.ranks[rank].device, B::device_of(&view.stream));
+        let expected = format!("a buffer of rank {rank} of this communicator, on device {}", B::ordinal(device));
+        let got = match shared.ranks.iter().position(|one| one.stream == view.stream) {
+            Some(owner) => format!("one of rank {owner}"),
+            None if other == *device => "one of another communicator or stream on the same device".to_owned(),
+            None => format!("one of another communicator or stream, on device {}", B::ordinal(&other)),
+        };
+        return Err(invalid(operation, Some(rank), argument, expected, got));
     }
     if view.dtype != dtype {
         return Err(invalid(operation, Some(rank), argument, format!("elements of {dtype}"), view.dtype));
@@ -307,32 +314,110 @@ fn check_len(operation: &'static str, argument: &'static str, ranks: usize, got:
     Err(invalid(operation, None, argument, format!("one for each of the {ranks} ranks"), got))
 }
 
-/// What [`check_overlaps`] looks at besides the outputs, and the one overlap that it allows.
-type Reads = (&'static str, &'static str);
-const IN_PLACE: Reads = ("input", "the in-place form");
-const ACCUMULATING: Reads = ("residual", "the output itself");
+/// What a rank's launch touches, on its own device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Spans {
+    pub(crate) input: Span,
+    pub(crate) output: Span,
+    /// Empty where there is none.
+    pub(crate) residual: Span,
+}
 
-/// No output may overlap another output or what is read, `inputs`, except where `allowed(input, output)` says
-/// that this is the form in which it may.
-fn check_overlaps(
-    operation: &'static str,
-    (argument, form): Reads,
-    inputs: &[(usize, Span)],
-    outputs: &[(usize, Span)],
-    allowed: impl Fn((usize, Span), (usize, Span)) -> bool,
-) -> Result<()> {
-    for (i, (rank, output)) in outputs.iter().enumerate() {
-        let message =
-            |with: String| invalid(operation, Some(*rank), "output", format!("no overlap with {with}"), output);
-        for (other, span) in &outputs[..i] {
-            if output.overlaps(*span) {
-                return Err(message(format!("the output of rank {other} ({span})")));
+impl Prepared {
+    pub(crate) fn spans(&self) -> Spans {
+        let RawRank { send, recv, residual } = self.addresses;
+        let bytes = self.request.bytes();
+        let (input, output) = match &self.request.collective {
+            // Of the others' inputs nothing is read.
+            Collective::Broadcast { root } => (if *root == self.rank { bytes } else { 0 }, bytes),
+            Collective::ReduceScatter { partition, output, .. } => {
+                (bytes, partition.part(self.rank % self.group_size).count() * output.size() as u64)
+            }
+        };
+        Spans {
+            input: Span { address: send, bytes: input },
+            output: Span { address: recv, bytes: output },
+            residual: Span { address: residual, bytes: if residual == 0 { 0 } else { output } },
+        }
+    }
+
+    /// Whether the output stands where the call is in place: at the root's input, or at the rank's part of its own input,
+    /// which must be one run.
+    fn is_in_place(&self) -> bool {
+        let RawRank { send, recv, .. } = self.addresses;
+        match &self.request.collective {
+            Collective::Broadcast { .. } => send == recv,
+            Collective::ReduceScatter { axis, partition, output, .. } => {
+                let dtype = self.request.dtype;
+                let offset = partition.part(self.rank % self.group_size).offset * dtype.size() as u64;
+                *output == dtype && *axis == 0 && recv == send.wrapping_add(offset)
             }
         }
-        for (other, span) in inputs {
-            if output.overlaps(*span) && !allowed((*other, *span), (*rank, *output)) {
-                return Err(message(format!("the {argument} of rank {other} ({span}) other than {form}")));
+    }
+}
+
+/// What one call of several ranks, or of one, writes: no output may overlap another output, nor what any of them reads, except
+/// for the in-place forms and a residual that is the output itself. Every way to call for several ranks at once comes through
+/// here. (Groups of C once did not, and gave wrong results without an error.)
+pub(crate) fn check_overlaps(calls: &[&Prepared]) -> Result<()> {
+    let spans: SmallVec<[Spans; 8]> = calls.iter().map(|one| one.spans()).collect();
+    for (at, me) in calls.iter().enumerate() {
+        let output = spans[at].output;
+        let refuse = |what: String| {
+            Err(invalid(me.request.name(), Some(me.rank), "output", format!("no overlap with {what}"), output))
+        };
+        for (other_at, other) in calls.iter().enumerate() {
+            let (rank, theirs) = (other.rank, spans[other_at]);
+            if other_at < at && output.overlaps(theirs.output) {
+                return refuse(format!("the output of rank {rank} ({})", theirs.output));
             }
+            if output.overlaps(theirs.input) && !(at == other_at && me.is_in_place()) {
+                return refuse(format!("the input of rank {rank} ({}) other than the in-place form", theirs.input));
+            }
+            if output.overlaps(theirs.residual) && !(at == other_at && output == theirs.residual) {
+                return refuse(format!(
+                    "the residual of rank {rank} ({}) other than the output itself",
+                    theirs.residual
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Calls of several ranks that are to meet must ask for the same: told before anything is launched, where one call speaks for
+/// them all.
+#[cfg(feature = "capi")]
+pub(crate) fn check_equal(calls: &[&Prepared]) -> Result<()> {
+    let Some((first, rest)) = calls.split_first() else { return Ok(()) };
+    let asked = |one: &Prepared| {
+        let (op, root) = match one.request.collective {
+            Collective::Broadcast { root } => (None, Some(root)),
+            Collective::ReduceScatter { op, .. } => (Some(op), None),
+        };
+        (one.request.name(), one.request.dtype, op, root, one.request.count)
+    };
+    let (name, dtype, op, root, count) = asked(first);
+    for one in rest {
+        let theirs = asked(one);
+        let as_first = |what: String| format!("{what}, as rank {}", first.rank);
+        let refuse = |argument, expected: String, got: String| {
+            Err(invalid(theirs.0, Some(one.rank), argument, as_first(expected), got))
+        };
+        if theirs.0 != name {
+            return refuse("collective", name.to_owned(), theirs.0.to_owned());
+        }
+        if theirs.1 != dtype {
+            return refuse("dtype", dtype.to_string(), theirs.1.to_string());
+        }
+        if let (true, Some(op), Some(other)) = (theirs.2 != op, op, theirs.2) {
+            return refuse("op", op.to_string(), other.to_string());
+        }
+        if let (true, Some(root), Some(other)) = (theirs.3 != root, root, theirs.3) {
+            return refuse("root", root.to_string(), other.to_string());
+        }
+        if theirs.4 != count {
+            return refuse("count", format!("{count} elements"), theirs.4.to_string());
         }
     }
     Ok(())

@@ -3,8 +3,7 @@
 use smallvec::SmallVec;
 
 use super::{
-    ACCUMULATING, IN_PLACE, Options, Prepared, Span, bytes_of, check_address, check_len, check_overlaps, check_view,
-    invalid, option_setters,
+    Options, Prepared, Span, bytes_of, check_address, check_len, check_overlaps, check_view, invalid, option_setters,
 };
 use crate::{
     backend::Backend,
@@ -264,13 +263,6 @@ impl ReduceScatter {
         Ok(())
     }
 
-    /// Where an output in place stands: at its part of the input, which must be one run.
-    fn in_place(&self, cut: &Cut, part: Part, dtype: DType, input: Span, output: Span) -> bool {
-        self.output(dtype) == dtype
-            && cut.axis == 0
-            && output.address == input.address + part.offset * dtype.size() as u64
-    }
-
     /// The outputs of an in-place call of all ranks.
     pub(crate) fn all_in_place_outputs<B: Backend>(
         &self,
@@ -374,10 +366,7 @@ impl ReduceScatter {
         let size = self.groups(shared)?;
         check_len(OPERATION, "ranks", shared.ranks.len(), ranks.len())?;
         check_len(OPERATION, "counts", shared.ranks.len(), counts.len())?;
-        let mut prepared = SmallVec::new();
-        let (mut inputs, mut outputs) = (SmallVec::<[(usize, Span); 8]>::new(), SmallVec::<[(usize, Span); 8]>::new());
-        let mut parts = SmallVec::<[(Part, bool); 8]>::new();
-        let mut residuals = SmallVec::<[(usize, Span); 8]>::new();
+        let mut prepared = SmallVec::<[Prepared; 8]>::new();
         self.check_epilogue(dtype, ranks.iter().any(|r| r.residual != 0))?;
         for group in 0..ranks.len() / size {
             let first = group * size;
@@ -391,16 +380,11 @@ impl ReduceScatter {
                     return Err(invalid(OPERATION, Some(rank), "input", expected, counts[rank]));
                 }
                 let part = cut.partition.part(rank - first);
-                let [input, output, residual] = self.check_one(rank, ranks[rank], &cut, part, dtype)?;
-                inputs.push((rank, input));
-                outputs.push((rank, output));
-                residuals.push((rank, residual));
-                parts.push((part, self.in_place(&cut, part, dtype, input, output)));
+                self.check_one(rank, ranks[rank], &cut, part, dtype)?;
                 prepared.push(self.options.prepare(shared, rank, size, request.clone(), &planned, ranks[rank]));
             }
         }
-        check_overlaps(OPERATION, IN_PLACE, &inputs, &outputs, |i, o| i.0 == o.0 && parts[o.0].1)?;
-        check_overlaps(OPERATION, ACCUMULATING, &residuals, &outputs, |r, o| r == o)?;
+        check_overlaps(&prepared.iter().collect::<SmallVec<[_; 8]>>())?;
         Ok(prepared)
     }
 
@@ -434,24 +418,21 @@ impl ReduceScatter {
         let planned = self.options.planned(shared, &request)?;
         self.check_epilogue(dtype, raw.residual != 0)?;
         let part = cut.partition.part(rank % size);
-        let [input, output, residual] = self.check_one(rank, raw, &cut, part, dtype)?;
-        check_overlaps(OPERATION, IN_PLACE, &[(rank, input)], &[(rank, output)], |i, o| {
-            self.in_place(&cut, part, dtype, i.1, o.1)
-        })?;
-        check_overlaps(OPERATION, ACCUMULATING, &[(rank, residual)], &[(rank, output)], |r, o| r == o)?;
-        Ok(self.options.prepare(shared, rank, size, request, &planned, raw))
+        self.check_one(rank, raw, &cut, part, dtype)?;
+        let prepared = self.options.prepare(shared, rank, size, request, &planned, raw);
+        check_overlaps(&[&prepared])?;
+        Ok(prepared)
     }
 
-    /// What a rank reads, writes and adds; the last is empty where there is no residual.
-    fn check_one(&self, rank: usize, raw: RawRank, cut: &Cut, part: Part, dtype: DType) -> Result<[Span; 3]> {
+    /// The addresses of what a rank reads, writes and adds.
+    fn check_one(&self, rank: usize, raw: RawRank, cut: &Cut, part: Part, dtype: DType) -> Result<()> {
         let to = self.output(dtype);
         let input = Span { address: raw.send, bytes: bytes_of(OPERATION, rank, cut.partition.count(), dtype)? };
         let output = Span { address: raw.recv, bytes: bytes_of(OPERATION, rank, part.count(), to)? };
         let residual = Span { address: raw.residual, bytes: if raw.residual == 0 { 0 } else { output.bytes } };
         check_address(OPERATION, rank, "input", input, dtype)?;
         check_address(OPERATION, rank, "output", output, to)?;
-        check_address(OPERATION, rank, "residual", residual, to)?;
-        Ok([input, output, residual])
+        check_address(OPERATION, rank, "residual", residual, to)
     }
 
     fn check_views<B: Backend>(

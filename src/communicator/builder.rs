@@ -1,14 +1,18 @@
 //! Setting up a communicator: devices, peer access, signal buffers, kernels, the peer self-test.
 
 use std::{
-    collections::BTreeSet, marker::PhantomData, sync::Arc, sync::atomic::AtomicBool, sync::atomic::AtomicU64,
-    time::Duration, time::Instant,
+    collections::BTreeSet,
+    marker::PhantomData,
+    sync::Arc,
+    sync::atomic::{AtomicBool, AtomicU8, AtomicU64},
+    time::Duration,
+    time::Instant,
 };
 
 use super::{Communicator, RankShared, RankState, Shared};
 use crate::{
     abi::{LINE, MAX_BLOCKS, MAX_RANKS, VECTOR, control},
-    backend::{Backend, Fault, Link, MemoryKind, Unfit, memory::Allocation},
+    backend::{Backend, Fault, Link, MemoryKind, Unfit, memory::Allocation, process},
     buffer::Buffer,
     collective::{Agreement, invalid},
     error::{Error, Result},
@@ -183,6 +187,7 @@ impl<B: Backend> Builder<B> {
             Some(own) => own.over(Tuning::of_environment()?),
             None => Tuning::of_environment()?,
         };
+        process::count_forks();
         let devices = self.open()?;
         let ranks = devices.len();
         if ranks > 1
@@ -261,6 +266,9 @@ impl<B: Backend> Builder<B> {
                 functions,
                 ticks_per_second: properties.ticks_per_second.max(1),
                 caller: AtomicU64::new(0),
+                launched: domain_sizes(ranks).iter().map(|_| AtomicU64::new(0)).collect(),
+                uncounted: AtomicBool::new(false),
+                gone: AtomicU8::new(0),
                 state: std::sync::Mutex::new(RankState::new()),
             });
             names.push(properties.name);
@@ -294,6 +302,8 @@ impl<B: Backend> Builder<B> {
             turn: Default::default(),
             poison: Default::default(),
             poisoned: AtomicBool::new(false),
+            any_gone: AtomicBool::new(false),
+            process: process::forks(),
             generation: AtomicU64::new(0),
             rendezvous: Default::default(),
             arrived: Default::default(),
@@ -456,6 +466,9 @@ fn check_signal_address<B: Backend>(
 }
 
 fn driver_error<B: Backend>(device: &B::Device, rank: usize, fault: Fault) -> Error {
+    if let Some(feature) = fault.no_kernels {
+        return Error::NotCompiled { feature, kernels: true };
+    }
     if fault.not_coherent {
         return Error::not_coherent::<B>(device, Some(Rank::from_index(rank)), &fault);
     }

@@ -1,8 +1,12 @@
 //! From a status record to an error that names the rank and what differed.
 
-use std::sync::MutexGuard;
+use std::{sync::MutexGuard, time::Instant};
 
-use super::{Called, RankState, Shared, lock};
+use super::{
+    Called, RankState, Shared,
+    blame::{Scene, Seat, Verdict},
+    lock,
+};
 use crate::{
     abi::{ABORTED, MISMATCH, POISONED, Packed, TIMEOUT, control},
     backend::Backend,
@@ -30,26 +34,51 @@ fn halves(word: u64) -> (u32, u32) {
 impl<B: Backend> Shared<B> {
     /// Why `rank` failed. Its status record says that it did.
     pub(super) fn diagnose(&self, rank: usize) -> Error {
-        self.diagnose_with(rank, |r| lock(&self.ranks[r].state).history.iter().cloned().collect())
+        self.diagnose_with(rank, |r| self.seat(r, &lock(&self.ranks[r].state)))
     }
 
     /// As [`diagnose`](Self::diagnose), for who holds all the states.
     pub(super) fn diagnose_locked(&self, rank: usize, states: &[MutexGuard<'_, RankState<B>>]) -> Error {
-        self.diagnose_with(rank, |r| states[r].history.iter().cloned().collect())
+        self.diagnose_with(rank, |r| self.seat(r, &states[r]))
     }
 
-    fn diagnose_with(&self, rank: usize, history: impl Fn(usize) -> Vec<Called>) -> Error {
+    /// What is known of a rank, under the lock of its state.
+    fn seat(&self, rank: usize, state: &RankState<B>) -> Seat {
+        let me = &self.ranks[rank];
+        let now = state.history.iter().filter(|called| called.generation == self.generation());
+        let is_over = |(_, event): &(B::Stream, B::Event)| B::wait(event, Some(Instant::now())).unwrap_or(false);
+        // In this order: one that fails meanwhile would be taken for one that is through.
+        let over = state.last.as_ref().is_none_or(is_over);
+        // A rank that failed says in which call. One that did not is in any of those that are not over.
+        let failed = (me.load(control::STATE) != 0).then(|| me.load(control::CALL));
+        let mut in_flight: Vec<Called> = match failed {
+            Some(call) => now.clone().filter(|called| called.call == call).cloned().collect(),
+            None => Vec::new(),
+        };
+        if in_flight.is_empty() && (failed.is_some() || !over) {
+            in_flight = now.cloned().collect();
+        }
+        Seat {
+            launched: (0..self.domains.len()).map(|domain| me.launched(domain)).collect(),
+            history: state.history.iter().cloned().collect(),
+            in_flight,
+            inline: state.last.as_ref().is_some_and(|(stream, _)| B::is_inline(stream)),
+            gone: me.gone(),
+        }
+    }
+
+    fn diagnose_with(&self, rank: usize, seat: impl Fn(usize) -> Seat) -> Error {
         let me = &self.ranks[rank];
         let (kind, peer) = halves(me.load(control::KIND_PEER));
         match u64::from(kind) {
             // Who poisoned me may have been poisoned itself: the rank that failed first knows why.
             POISONED => match self.origin(peer as usize) {
-                Some(origin) => self.diagnose_with(origin, history),
+                Some(origin) => self.diagnose_with(origin, seat),
                 None => Error::Aborted,
             },
             ABORTED => lock(&self.poison).clone().unwrap_or(Error::Aborted),
-            TIMEOUT => self.timeout(rank, &history),
-            MISMATCH => self.mismatch(rank, &history),
+            TIMEOUT => self.timeout(rank, &seat),
+            MISMATCH => self.mismatch(rank, &seat),
             _ => Error::Aborted,
         }
     }
@@ -95,23 +124,14 @@ impl<B: Backend> Shared<B> {
         seen.iter().find(|s| s.rank == rank).map_or("collective", |s| collective_name(s.packed.collective))
     }
 
-    fn timeout(&self, rank: usize, history: &impl Fn(usize) -> Vec<Called>) -> Error {
+    fn timeout(&self, rank: usize, seat: &impl Fn(usize) -> Seat) -> Error {
         let me = &self.ranks[rank];
         let (first, size) = self.domain(rank);
         let mask = me.load(control::MISSING);
-        let missing: Vec<usize> = (0..size).filter(|q| mask >> q & 1 == 1).map(|q| first + q).collect();
-        let notes: Vec<String> = (missing.iter().take(4))
-            .map(|r| match history(*r).last() {
-                None => format!("rank {r} has called nothing yet"),
-                Some(Called { call, group_size, request }) => {
-                    let scope = match *group_size {
-                        all if all == self.ranks.len() => "of all ranks".to_owned(),
-                        size => format!("in groups of {size}"),
-                    };
-                    format!("the last call of rank {r}, its number {call}, was {} {scope}", request.name())
-                }
-            })
-            .collect();
+        let absent: Vec<usize> = (0..size).filter(|q| mask >> q & 1 == 1).map(|q| first + q).collect();
+        let (_, domain) = halves(me.load(control::PHASE_DOMAIN));
+        let scene = Scene { seats: (0..self.ranks.len()).map(seat).collect(), counted: self.is_counted() };
+        let Verdict { missing, notes } = scene.verdict(rank, domain as usize, me.load(control::EPOCH), &absent);
         Error::Timeout {
             operation: self.operation(rank, &self.seen(rank)),
             rank: Rank::from_index(rank),
@@ -122,7 +142,7 @@ impl<B: Backend> Shared<B> {
         }
     }
 
-    fn mismatch(&self, rank: usize, history: &impl Fn(usize) -> Vec<Called>) -> Error {
+    fn mismatch(&self, rank: usize, seat: &impl Fn(usize) -> Seat) -> Error {
         let epoch = self.ranks[rank].load(control::EPOCH);
         let all = self.seen(rank);
         let operation = self.operation(rank, &all);
@@ -134,7 +154,7 @@ impl<B: Backend> Shared<B> {
         let code = |value: Option<String>, code: u8| value.unwrap_or_else(|| format!("code {code}"));
         // What each rank called, for what the record holds as a hash only.
         let shape = |s: &Seen| {
-            history(s.rank).into_iter().rev().find_map(|called| match called.request.collective {
+            seat(s.rank).history.into_iter().rev().find_map(|called| match called.request.collective {
                 Collective::ReduceScatter { ref shape, axis, ref partition, output, .. }
                     if called.request.shape_hash() == s.shape_hash =>
                 {

@@ -239,9 +239,8 @@ fn buffers_of_another_rank_or_dtype() {
     let mut data = buffers(&comm, 4);
     data.swap(0, 1);
     let text = format!(
-        "broadcast: input of rank 0: expected a buffer of the rank's stream {:?}, got one of {:?}",
-        comm.stream(0).expect("a rank"),
-        comm.stream(1).expect("a rank")
+        "broadcast: input of rank 0: expected a buffer of rank 0 of this communicator, on device {}, got one of rank 1",
+        B::ordinal(&B::device_of(comm.stream(0).expect("a rank")))
     );
     refused(comm.broadcast_in_place(&mut data, 0), &text);
 

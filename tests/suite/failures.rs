@@ -477,10 +477,11 @@ fn g4_drops_do_not_wait_for_others() {
     needs_device!();
     let begin = Instant::now();
     let mut handles = rank_handles::<B>(3, SHORT);
-    drop(handles.pop());
     let first = handles.remove(0);
     let mut data = first.buffer::<u8>(100).expect("buffer");
-    drop(first.broadcast_in_place(&mut data, 2).expect("launch"));
+    let flight = first.broadcast_in_place(&mut data, 2).expect("launch");
+    drop(handles.pop());
+    drop(flight);
     drop(first);
     drop(handles);
     drop(data);

@@ -202,6 +202,85 @@ fn an_error_inside_ends_the_capture() {
     assert_eq!(data[0].to_vec().expect("read"), [1; 100]);
 }
 
+/// A panic inside ends it as well: it once left the streams capturing, so that later calls went into a graph that nobody had,
+/// and were told as done.
+#[rstest]
+fn a_panic_inside_ends_the_capture() {
+    needs_device!(2);
+    if !has_graphs() {
+        return;
+    }
+    let comm = builder::<B>(0..2).build().expect("communicator");
+    let streams = streams(&comm);
+    let mut data: Vec<_> = (0..2).map(|r| comm.buffer_from(r, &[r as u32; 100]).expect("buffer")).collect();
+    let raw: Vec<_> = data.iter().map(|b| RawRank::new(b.address(), b.address())).collect();
+    let call = || {
+        // SAFETY: the buffers live until after the last wait.
+        unsafe { comm.broadcast_raw(&raw, &streams, 100, DType::U32, 1) }
+    };
+    let inside = std::panic::AssertUnwindSafe(|| {
+        // SAFETY: as above.
+        let _ = unsafe {
+            comm.capture(&streams, || {
+                call()?.wait()?;
+                std::panic::resume_unwind(Box::new("a bug of the caller's"))
+            })
+        };
+    });
+    assert!(std::panic::catch_unwind(inside).is_err());
+    for (rank, stream) in streams.iter().enumerate() {
+        assert_eq!(B::is_capturing(stream), Ok(false), "the stream of rank {rank}");
+    }
+    call().expect("launch").wait().expect("outcome");
+    assert_eq!(data[0].to_vec().expect("read"), [1; 100]);
+    // SAFETY: as above.
+    let graph = unsafe { comm.capture(&streams, || call()?.wait()) }.expect("a graph");
+    data[1].write(&[5; 100]).expect("write");
+    // SAFETY: as above.
+    unsafe { graph.launch() }.expect("launch").wait().expect("outcome");
+    assert_eq!(data[0].to_vec().expect("read"), [5; 100]);
+}
+
+/// What went into a capture of somebody else's has not run, and is not told as done; buffers, which such a graph could outlive,
+/// are refused.
+#[rstest]
+fn a_launch_in_somebody_elses_capture_is_not_told_as_done() {
+    needs_device!(2);
+    if !has_graphs() {
+        return;
+    }
+    let ranks = rank_handles::<B>(2, Duration::from_secs(20));
+    let mut data: Vec<_> = ranks.iter().map(|r| r.buffer_from(&[r.rank().0; 100]).expect("buffer")).collect();
+    let graphs: Vec<_> = (ranks.iter().zip(&mut data))
+        .map(|(rank, data)| {
+            let at = RawRank::new(data.address(), data.address());
+            B::begin_capture(rank.stream()).expect("a capture");
+            // SAFETY: the buffers live until after the last wait.
+            let launched = unsafe { rank.broadcast_raw(at, rank.stream(), 100, DType::U32, 1) }.expect("captured");
+            let told = launched.wait().expect_err("it has not run");
+            assert!(matches!(&told, Error::Busy { what, .. } if what.contains("captured into a graph")), "{told}");
+            let refused = rank.broadcast_in_place(data, 1).map(drop).expect_err("a buffer");
+            assert!(matches!(&refused, Error::Busy { what, .. } if what.contains("is being captured")), "{refused}");
+            B::end_capture(rank.stream()).expect("a graph")
+        })
+        .collect();
+    for (rank, graph) in ranks.iter().zip(&graphs) {
+        // SAFETY: as above.
+        unsafe { B::launch_graph(rank.stream(), graph) }.expect("launch");
+    }
+    assert_eq!(data[0].to_vec().expect("read"), [1; 100]);
+    // Other calls go on.
+    std::thread::scope(|scope| {
+        for (rank, mut data) in ranks.into_iter().zip(data) {
+            scope.spawn(move || {
+                data.write(&[rank.rank().0 + 3; 100]).expect("write");
+                rank.broadcast_in_place(&mut data, 0).expect("launch").wait().expect("outcome");
+                assert_eq!(data.to_vec().expect("read"), [3; 100]);
+            });
+        }
+    });
+}
+
 /// A recording of several collectives, replayed on new data each time; buffers are read in between, and written
 /// once it was waited for.
 #[rstest]

@@ -107,6 +107,7 @@ macro_rules! for_each_backend {
             mod epilogue;
             mod failures;
             mod graphs;
+            mod missing;
             mod numbers;
             mod packets;
             mod programs;

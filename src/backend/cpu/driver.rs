@@ -9,7 +9,7 @@ pub(super) type Entry = unsafe extern "C" fn(*const Arguments, u32, u32);
 cfg_if::cfg_if! {
     if #[cfg(crossccl_no_kernels)] {
         pub(super) fn kernels() -> Result<Vec<(&'static str, Entry)>, Fault> {
-            Err(Fault::new("load", 0, "this build has no kernels (CROSSCCL_KERNELS=off)"))
+            Err(Fault::no_kernels("cpu"))
         }
 
         pub(super) fn begin_thread() {}

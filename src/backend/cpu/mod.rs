@@ -260,9 +260,14 @@ mod tests {
         other.abort();
         assert!(behind.record().wait(soon(60_000)) && end.wait(soon(0)));
         assert_eq!(endless.wait(), Err(Error::Aborted));
-        std::thread::scope(|scope| {
-            scope.spawn(move || other.reset(Duration::from_secs(10)).unwrap());
+        // Kept: without it the next call would be refused.
+        let _other = std::thread::scope(|scope| {
+            let thread = scope.spawn(move || {
+                other.reset(Duration::from_secs(10)).unwrap();
+                other
+            });
             one.reset(Duration::from_secs(10)).unwrap();
+            thread.join().unwrap()
         });
 
         // One with a limit, which fits or does not.

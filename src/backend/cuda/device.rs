@@ -202,7 +202,7 @@ impl CudaDevice {
         let _current = self.enter()?;
         let _relaxed = Relaxed::enter()?;
         let Some(image) = images::IMAGE else {
-            return Err(Fault::new("load", 0, "this build has no kernels (CROSSCCL_KERNELS=off); build without it"));
+            return Err(Fault::no_kernels("cuda"));
         };
         let new = self.capability()? >= OVERLAPPING;
         let mut module = std::ptr::null_mut();

@@ -198,7 +198,7 @@ impl HipDevice {
             return Ok(functions.clone());
         }
         if images::IMAGES.is_empty() {
-            return Err(Fault::new("load", 0, "this build has no kernels (CROSSCCL_KERNELS=off); build without it"));
+            return Err(Fault::no_kernels("rocm"));
         }
         let Some(image) = choose(images::IMAGES, &self.inner.architecture) else {
             return Err(self.not_loaded(Fault::new("load", 0, "no kernels for this device")));
