@@ -274,8 +274,7 @@ impl<B: Backend, T> Buffer<B, T> {
     fn check_flight(&self, operation: &'static str) -> Result<Writing<'_, B>> {
         self.memory.write_from_host().ok_or_else(|| Error::Busy {
             operation,
-            what: "a replay that was not waited for, or a collective whose handle was leaked, may still use the buffer"
-                .into(),
+            what: format!("{} may still use the buffer; wait for it first", self.memory.user()),
         })
     }
 

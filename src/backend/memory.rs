@@ -17,6 +17,8 @@ pub(crate) struct Allocation<B: Backend> {
     /// Collectives that may read it from other ranks: in flight, leaked, or failed and not reset. The
     /// host must not write it meanwhile.
     flights: AtomicUsize,
+    /// Whether the last of them was a replay's.
+    by_replay: AtomicBool,
     /// Writes from the host that go on.
     writers: AtomicUsize,
     /// Set while a failed collective may still touch it: until `reset`.
@@ -46,6 +48,7 @@ impl<B: Backend> Allocation<B> {
             address,
             bytes,
             flights: AtomicUsize::new(0),
+            by_replay: AtomicBool::new(false),
             writers: AtomicUsize::new(0),
             borrowed: AtomicBool::new(false),
             leaked: AtomicBool::new(leaked),
@@ -65,12 +68,14 @@ impl<B: Backend> Allocation<B> {
     }
 
     pub(crate) fn take_off(&self) {
+        self.by_replay.store(false, Ordering::Relaxed);
         self.flights.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// The same where no borrow keeps writers away: false, and nothing done, while the host writes.
+    /// The same for a replay, where no borrow keeps writers away: false, and nothing done, while the host writes.
     pub(crate) fn try_take_off(&self) -> bool {
-        self.take_off();
+        self.by_replay.store(true, Ordering::Relaxed);
+        self.flights.fetch_add(1, Ordering::SeqCst);
         let free = self.writers.load(Ordering::SeqCst) == 0;
         if !free {
             self.land();
@@ -92,6 +97,14 @@ impl<B: Backend> Allocation<B> {
 
     pub(crate) fn is_in_flight(&self) -> bool {
         self.flights.load(Ordering::Acquire) > 0
+    }
+
+    /// What is in flight, for an error that says so.
+    pub(crate) fn user(&self) -> &'static str {
+        match self.by_replay.load(Ordering::Relaxed) {
+            true => "a replay that was launched, and not waited for,",
+            false => "a collective whose handle was leaked, or is still there,",
+        }
     }
 
     pub(crate) fn set_borrowed(&self, borrowed: bool) {

@@ -290,9 +290,7 @@ fn check_view<B: Backend>(
     if argument == "output" && view.memory.is_in_flight() {
         return Err(Error::Busy {
             operation,
-            what: format!(
-                "another collective, whose handle was leaked or is still there, may read the output of rank {rank}"
-            ),
+            what: format!("{} may still use the output of rank {rank}; wait for it first", view.memory.user()),
         });
     }
     if view.memory.is_borrowed() {
