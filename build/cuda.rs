@@ -6,7 +6,7 @@
 use std::{fs, path::Path};
 
 use super::{
-    gpu::{self as shared, out_dir, write},
+    gpu::{self as shared, Compiler, out_dir, write},
     toolchain::{
         cuda::{self, Architecture},
         gpu,
@@ -38,7 +38,8 @@ pub(crate) fn compile() -> Result<(), String> {
         Path::new("kernels-cuda/kernels.cu"),
         &image,
     );
-    let (good, output) = shared::run(&nvcc, &arguments, VARIABLES)?;
+    let compiler = Compiler { program: &nvcc, version: &version, variables: VARIABLES, reads: &["NVCC_CCBIN"] };
+    let (good, output) = compiler.make(sources, &arguments, &image)?;
     if !good {
         let hint = if output.contains("nsupported gpu architecture") {
             "\nThis compiler is older or newer than an architecture of the list; CUDA_ARCH_LIST names others (sm_100 \

@@ -1,9 +1,9 @@
 //! What the builds of all GPUs' kernels share: files, compilers, what cargo is told.
 
 use std::{
-    fs,
+    fs, io,
     path::{Path, PathBuf},
-    process::Command,
+    process::{self, Command},
 };
 
 use super::toolchain::gpu;
@@ -11,6 +11,7 @@ use super::toolchain::gpu;
 /// Declares what the build depends on (`variables`, and `PATH` unless one of `instead` of it is set) and answers the
 /// number of the sources: headers, lists and files named `extension` in `folders`.
 pub(crate) fn sources(folders: &[&str], extension: &str, variables: &[&str], instead: &[&str]) -> Result<u64, String> {
+    println!("cargo::rerun-if-env-changed=CROSSCCL_KERNEL_CACHE");
     // PATH differs from shell to shell: it counts only where the compiler comes from it.
     let by_path = instead.iter().all(|name| std::env::var_os(name).is_none());
     for name in variables.iter().chain(by_path.then_some(&"PATH")) {
@@ -77,6 +78,45 @@ pub(crate) fn run(program: &Path, arguments: &[String], variables: &Variables) -
     let output = command.args(arguments).output().map_err(|e| format!("{}: {e}", program.display()))?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     Ok((output.status.success(), text(&output.stdout) + &text(&output.stderr)))
+}
+
+/// A compiler, and what decides beside its arguments what it makes.
+pub(crate) struct Compiler<'a> {
+    pub(crate) program: &'a Path,
+    /// What it says of its version.
+    pub(crate) version: &'a str,
+    pub(crate) variables: &'a Variables,
+    /// Variables that it reads, where they are left to it.
+    pub(crate) reads: &'a [&'a str],
+}
+
+impl Compiler<'_> {
+    /// Makes `image` of the sources with this number: whether the compiler was content, and all that it said. Where
+    /// `CROSSCCL_KERNEL_CACHE` names a folder, what is there already is taken, and what is made is kept there. Builds may use one
+    /// folder at a time: an image appears under its name whole, and after what was said of it.
+    pub(crate) fn make(&self, sources: u64, arguments: &[String], image: &Path) -> Result<(bool, String), String> {
+        let env = |name: &str| std::env::var(name).ok();
+        let Some(folder) = gpu::cache(env)? else { return run(self.program, arguments, self.variables) };
+        let surroundings: Vec<_> = self.reads.iter().map(|name| (*name, env(name).unwrap_or_default())).collect();
+        let key = gpu::key(sources, self.version, &surroundings, arguments, &image.display().to_string());
+        let (kept, said) = (folder.join(format!("{key}.image")), folder.join(format!("{key}.said")));
+        let wrong = |path: &Path, e: io::Error| format!("CROSSCCL_KERNEL_CACHE: {}: {e}", path.display());
+        // Where warnings are errors, an image that came with some is made again, to fail.
+        let fits = |text: &String| !(gpu::deny_warnings(env) && text.contains("warning"));
+        let text = if kept.is_file() { Some(fs::read_to_string(&said).map_err(|e| wrong(&said, e))?) } else { None };
+        if let Some(text) = text.filter(fits) {
+            fs::copy(&kept, image).map_err(|e| wrong(&kept, e))?;
+            return Ok((true, text));
+        }
+        let (good, text) = run(self.program, arguments, self.variables)?;
+        if good {
+            fs::create_dir_all(&folder).map_err(|e| wrong(&folder, e))?;
+            let new = folder.join(format!("{key}.{}", process::id()));
+            fs::write(&new, &text).and_then(|()| fs::rename(&new, &said)).map_err(|e| wrong(&said, e))?;
+            fs::copy(image, &new).and_then(|_| fs::rename(&new, &kept)).map_err(|e| wrong(&kept, e))?;
+        }
+        Ok((good, text))
+    }
 }
 
 pub(crate) fn out_dir() -> Result<PathBuf, String> {

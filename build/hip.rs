@@ -15,7 +15,7 @@ use std::{
 };
 
 use super::{
-    gpu::{self as shared, out_dir, write},
+    gpu::{self as shared, Compiler, out_dir, write},
     toolchain::{gpu, hip},
 };
 
@@ -59,9 +59,13 @@ pub(crate) fn compile() -> Result<(), String> {
         loop {
             let i = next.fetch_add(1, Ordering::Relaxed);
             let Some((target, compiler)) = assigned.get(i) else { break };
-            let arguments =
-                hip::arguments(target, deny, Path::new("kernels-hip/kernels.hip"), &folder.join(image(target)));
-            let output = run(compiler, &arguments).and_then(|(good, output)| {
+            let to = folder.join(image(target));
+            let arguments = hip::arguments(target, deny, Path::new("kernels-hip/kernels.hip"), &to);
+            let output = run(compiler, &["--version".into()]).and_then(|(_, version)| {
+                let compiler = Compiler { program: compiler, version: &version, variables: VARIABLES, reads: &[] };
+                compiler.make(sources, &arguments, &to)
+            });
+            let output = output.and_then(|(good, output)| {
                 if good {
                     Ok((arguments.clone(), output))
                 } else {

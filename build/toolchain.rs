@@ -137,6 +137,42 @@ pub(crate) mod gpu {
         hash
     }
 
+    /// The folder that keeps what was compiled, for builds of other profiles and features: `CROSSCCL_KERNEL_CACHE`.
+    pub(crate) fn cache(env: impl Fn(&str) -> Option<String>) -> Result<Option<PathBuf>, String> {
+        match env("CROSSCCL_KERNEL_CACHE").filter(|folder| !folder.is_empty()) {
+            None => Ok(None),
+            Some(folder) if Path::new(&folder).is_absolute() => Ok(Some(folder.into())),
+            Some(folder) => Err(format!(
+                "CROSSCCL_KERNEL_CACHE={folder}: expected an absolute path, since cargo runs build scripts in a folder of its own"
+            )),
+        }
+    }
+
+    /// The name under which an image is kept: what it was made from (`sources`), by whom (`compiler`, what it says of its
+    /// version, and `surroundings`, variables that it reads), and how (`arguments`, less `output`, the path that it goes to, and
+    /// what changes nothing in the image: threads, and whether warnings are errors).
+    pub(crate) fn key(
+        sources: u64,
+        compiler: &str,
+        surroundings: &[(&str, String)],
+        arguments: &[String],
+        output: &str,
+    ) -> String {
+        let sources = sources.to_le_bytes();
+        let mut parts: Vec<(&str, &[u8])> = vec![("sources", &sources), ("compiler", compiler.as_bytes())];
+        parts.extend(surroundings.iter().map(|(name, value)| (*name, value.as_bytes())));
+        let mut rest = arguments.iter();
+        while let Some(argument) = rest.next() {
+            match argument.as_str() {
+                "--threads" => drop(rest.next()),
+                "-Werror" | "all-warnings" => {}
+                path if path == output => {}
+                argument => parts.push(("argument", argument.as_bytes())),
+            }
+        }
+        format!("{:016x}", fingerprint(parts))
+    }
+
     /// The architectures of a prebuilt image by its report, if it was made from these sources.
     pub(crate) fn prebuilt(report: &str, sources: u64) -> Result<Vec<String>, String> {
         let line = |name: &str| report.lines().find_map(|line| line.strip_prefix(name));

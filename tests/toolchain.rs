@@ -414,3 +414,25 @@ fn a_missing_cxx_is_told_with_what_to_do() {
         assert!(text.contains(part), "{part}: {text}");
     }
 }
+
+#[test]
+fn what_is_kept_has_a_name_by_all_that_it_is_made_of() {
+    let text = |arguments: &str| arguments.split(' ').map(str::to_owned).collect::<Vec<_>>();
+    let name = |sources, compiler, ccbin: &str, arguments: &str, output| {
+        gpu::key(sources, compiler, &[("NVCC_CCBIN", ccbin.into())], &text(arguments), output)
+    };
+    let one = name(1, "release 13.0", "", "-O3 --threads 2 -o /a/k k.cu", "/a/k");
+    // Where it goes, by how many threads, and whether warnings would have been errors makes no difference.
+    assert_eq!(one, name(1, "release 13.0", "", "-O3 -Werror all-warnings --threads 1 -o /b/k k.cu", "/b/k"));
+    let others = [
+        name(2, "release 13.0", "", "-O3 --threads 2 -o /a/k k.cu", "/a/k"),
+        name(1, "release 13.1", "", "-O3 --threads 2 -o /a/k k.cu", "/a/k"),
+        name(1, "release 13.0", "g++-12", "-O3 --threads 2 -o /a/k k.cu", "/a/k"),
+        name(1, "release 13.0", "", "-O2 --threads 2 -o /a/k k.cu", "/a/k"),
+        name(1, "release 13.0", "", "-O3 --threads 2 -o /a/k -g k.cu", "/a/k"),
+    ];
+    assert!(others.iter().all(|other| *other != one), "{one} {others:?}");
+    let folder = |value: &str| gpu::cache(|_| Some(value.to_owned()));
+    assert_eq!((folder(""), folder("/kept")), (Ok(None), Ok(Some("/kept".into()))));
+    assert!(folder("kept").is_err_and(|text| text.contains("an absolute path")));
+}
