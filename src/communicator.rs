@@ -11,7 +11,7 @@ use std::{
     marker::PhantomData,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering},
         mpsc,
     },
     thread,
@@ -710,6 +710,8 @@ pub(crate) struct RankShared<B: Backend> {
     launched: SmallVec<[AtomicU64; 12]>,
     /// A graph that is not the communicator's holds launches of this rank: `launched` does not know how often they run.
     uncounted: AtomicBool,
+    /// Who can call for the rank: its handle, and each graph that was captured for it.
+    callers: AtomicUsize,
     /// A [`Gone`], as a number.
     gone: AtomicU8,
     state: Mutex<RankState<B>>,

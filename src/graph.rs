@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use crate::{
     backend::Backend,
-    communicator::{Called, Launch, Launched, Launches, Shared},
+    communicator::{Called, Gone, Launch, Launched, Launches, Shared},
     error::Result,
     raw,
 };
@@ -88,11 +88,12 @@ impl<B: Backend> Graph<B> {
         let captured = capturing.end();
         // Why the calls failed says more than that their capture did.
         outcome?;
-        Ok(Graph { shared: shared.clone(), ranks: captured? })
+        Ok(Graph::of(shared, captured?))
     }
 
     /// Of graphs that were captured for `ranks`, to be launched on their streams.
     pub(crate) fn of(shared: &Arc<Shared<B>>, ranks: Vec<Captured<B>>) -> Self {
+        ranks.iter().for_each(|one| shared.join(one.rank));
         Graph { shared: shared.clone(), ranks }
     }
 
@@ -161,6 +162,12 @@ impl<B: Backend> Graph<B> {
         let event = Some(raw::mark_end(shared, rank, state, stream)?);
         let (generation, limit) = (shared.generation(), shared.limit);
         Ok(Launch { rank, call, event, foreign: false, generation, limit, replay: true })
+    }
+}
+
+impl<B: Backend> Drop for Graph<B> {
+    fn drop(&mut self) {
+        self.ranks.iter().for_each(|one| self.shared.leave(one.rank, Gone::Dropped));
     }
 }
 

@@ -30,7 +30,8 @@ use crate::{
 /// [`Error::RankGone`], and a later call that needs the rank is refused with the same error. So a thread that panics or returns
 /// early does not cost its peers the time limit. Afterwards calls of groups without the rank still work, after a
 /// [`reset`](Self::reset) by the handles that are left if a wait was ended. [`stop`](Self::stop) works as well. Anything that
-/// needs the rank needs a new communicator. (A graph that somebody else captured is not seen: there the limit ends the wait.)
+/// needs the rank needs a new communicator. A [`Graph`] of the rank counts as its handle. (One that somebody else captured is not
+/// seen: there the limit ends the wait.)
 ///
 /// ```
 /// use crossccl::{Communicator, Cpu};

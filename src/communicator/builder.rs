@@ -4,7 +4,7 @@ use std::{
     collections::BTreeSet,
     marker::PhantomData,
     sync::Arc,
-    sync::atomic::{AtomicBool, AtomicU8, AtomicU64},
+    sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize},
     time::Duration,
     time::Instant,
 };
@@ -268,6 +268,7 @@ impl<B: Backend> Builder<B> {
                 caller: AtomicU64::new(0),
                 launched: domain_sizes(ranks).iter().map(|_| AtomicU64::new(0)).collect(),
                 uncounted: AtomicBool::new(false),
+                callers: AtomicUsize::new(1),
                 gone: AtomicU8::new(0),
                 state: std::sync::Mutex::new(RankState::new()),
             });

@@ -135,10 +135,16 @@ impl<B: Backend> Shared<B> {
         }
     }
 
-    /// The handle of `rank` is dropped: who waits for a call that it did not make is told at once, who would wait is refused.
-    /// (Once they waited for the limit, were told to call reset, which could never succeed, and that others were missing.)
+    /// A graph can call for `rank`, like its handle.
+    pub(crate) fn join(&self, rank: usize) {
+        self.ranks[rank].callers.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The handle of `rank` is dropped, or a graph. If that was the last of them, who waits for a call that the rank did not
+    /// make is told at once, and who would wait is refused. (Once they waited for the limit, were told to call reset, which
+    /// could never succeed, and that others were missing.)
     pub(crate) fn leave(&self, rank: usize, how: Gone) {
-        if self.refuse_in_a_fork().is_err() {
+        if self.ranks[rank].callers.fetch_sub(1, Ordering::AcqRel) > 1 || self.refuse_in_a_fork().is_err() {
             return;
         }
         self.ranks[rank].gone.store(how as u8, Ordering::SeqCst);
