@@ -138,13 +138,20 @@ pub(crate) fn check_memory<B: Backend>(shared: &Shared<B>, prepared: &Prepared) 
     let first = rank / group_size * group_size;
     let peers: SmallVec<[&B::Device; 8]> = shared.ranks[first..first + group_size].iter().map(|r| &r.device).collect();
     let operation = request.name();
+    let device = &shared.ranks[*rank].device;
+    // Once for all: to change what is current takes a driver as long as to answer.
+    let _entered = B::enter(device).map_err(|fault| shared.driver_error(*rank, fault))?;
+    // In place, one lies within the other.
+    let within = |one: (u64, u64), other: (u64, u64)| one.0 >= other.0 && one.0 + one.1 <= other.0 + other.1;
+    let mut checked: SmallVec<[(u64, u64); 3]> = SmallVec::new();
     for (argument, address, bytes) in
         [("input", addresses.send, input), ("output", addresses.recv, output), ("residual", addresses.residual, output)]
     {
-        if address == 0 || bytes == 0 {
+        if address == 0 || bytes == 0 || checked.iter().any(|other| within((address, bytes), *other)) {
             continue;
         }
-        B::check_memory(&shared.ranks[*rank].device, &peers, address, bytes as usize).map_err(|unfit| match unfit {
+        checked.push((address, bytes));
+        B::check_memory(device, &peers, address, bytes as usize).map_err(|unfit| match unfit {
             Unfit::Wrong { expected, got } => {
                 crate::collective::invalid(operation, Some(*rank), argument, expected, got)
             }
