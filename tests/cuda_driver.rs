@@ -164,16 +164,8 @@ impl StandIn {
     }
 
     fn mapper(&self) -> Mapper {
-        // SAFETY: as the driver declares them.
-        unsafe {
-            Mapper {
-                reserve: self.get("cuMemAddressReserve"),
-                create: self.get("cuMemCreate"),
-                map: self.get("cuMemMap"),
-                unmap: self.get("cuMemUnmap"),
-                set_access: self.get("cuMemSetAccess"),
-            }
-        }
+        // SAFETY: it is the driver.
+        unsafe { Mapper::load(&self.0, "cu") }.expect("the stand-in maps memory")
     }
 
     fn alive(&self) -> Alive {

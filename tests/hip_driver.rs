@@ -161,16 +161,8 @@ impl StandIn {
     }
 
     fn mapper(&self) -> Mapper {
-        // SAFETY: as the runtime declares them.
-        unsafe {
-            Mapper {
-                reserve: self.get("hipMemAddressReserve"),
-                create: self.get("hipMemCreate"),
-                map: self.get("hipMemMap"),
-                unmap: self.get("hipMemUnmap"),
-                set_access: self.get("hipMemSetAccess"),
-            }
-        }
+        // SAFETY: it is the runtime.
+        unsafe { Mapper::load(&self.0, "hip") }.expect("the stand-in maps memory")
     }
 
     fn alive(&self) -> Vec<(&'static str, u64)> {

@@ -1,6 +1,8 @@
 //! Memory that a framework maps itself, piece by piece (virtual memory management), for the tests on the stand-ins of the
 //! drivers: CUDA's and HIP's functions differ in their names alone.
 
+#![allow(dead_code)]
+
 use std::ffi::{c_int, c_void};
 
 use crossccl::{Algorithm, Backend, Broadcast, Communicator, DType, Error, Rank, RawRank, ReduceOp};
@@ -13,14 +15,32 @@ const OFFSET: u64 = PAGE as u64 + 400;
 
 /// The driver's functions.
 pub(crate) struct Mapper {
-    pub(crate) reserve: unsafe extern "C" fn(*mut u64, usize, usize, u64, u64) -> c_int,
-    pub(crate) create: unsafe extern "C" fn(*mut *mut c_void, usize, *const [c_int; 24], u64) -> c_int,
-    pub(crate) map: unsafe extern "C" fn(u64, usize, usize, *mut c_void, u64) -> c_int,
-    pub(crate) unmap: unsafe extern "C" fn(u64, usize) -> c_int,
-    pub(crate) set_access: unsafe extern "C" fn(u64, usize, *const [c_int; 3], usize) -> c_int,
+    reserve: unsafe extern "C" fn(*mut u64, usize, usize, u64, u64) -> c_int,
+    create: unsafe extern "C" fn(*mut *mut c_void, usize, *const [c_int; 24], u64) -> c_int,
+    map: unsafe extern "C" fn(u64, usize, usize, *mut c_void, u64) -> c_int,
+    unmap: unsafe extern "C" fn(u64, usize) -> c_int,
+    set_access: unsafe extern "C" fn(u64, usize, *const [c_int; 3], usize) -> c_int,
 }
 
 impl Mapper {
+    /// By `cu` or `hip` before the names; `None` where the driver maps no memory.
+    ///
+    /// # Safety
+    /// The library is the driver's.
+    pub(crate) unsafe fn load(library: &libloading::Library, prefix: &str) -> Option<Self> {
+        // SAFETY: of these types in both; the driver stays as long as the process.
+        unsafe {
+            let name = |name: &str| format!("{prefix}{name}");
+            Some(Mapper {
+                reserve: *library.get(name("MemAddressReserve").as_bytes()).ok()?,
+                create: *library.get(name("MemCreate").as_bytes()).ok()?,
+                map: *library.get(name("MemMap").as_bytes()).ok()?,
+                unmap: *library.get(name("MemUnmap").as_bytes()).ok()?,
+                set_access: *library.get(name("MemSetAccess").as_bytes()).ok()?,
+            })
+        }
+    }
+
     pub(crate) fn reserve(&self, pages: usize) -> u64 {
         let mut address = 0;
         // SAFETY: as the driver declares it; a local.
