@@ -31,16 +31,27 @@ use crate::{
 /// | --- | --- |
 /// | devices | by ordinal, or opened already ([`Builder::devices`](crate::Builder::devices)); a rank keeps its device. Each is used in the context that frameworks share, and a thread's current one is as it was after every call |
 /// | streams | with each call: any of the rank's device, default streams included, by the backend's `from_raw`. A call enqueues on the thread that makes it and waits for nothing; what follows in the stream comes after it. Where a rank changes its stream, the new one waits for the last launch on the old one |
-/// | memory | by address, from any allocator, at any place in an allocation. The backend is asked whose it is, where it can tell |
+/// | memory | by address, from any allocator, at any place in an allocation. The backend is asked whose it is and who reaches it, where it can tell |
 /// | signal buffers | optional: [`Builder::signal_buffers`](crate::Builder::signal_buffers), or [`Builder::signal_addresses`](crate::Builder::signal_addresses) for memory of the engine's. [`signal_buffer_bytes`](crate::signal_buffer_bytes) says how large |
 ///
 /// # Registration
 ///
-/// There is none. All ranks are of one process: building a communicator lets every device reach every other one's
-/// memory, what is allocated before or after it, and addresses travel with each launch. Memory of a pool is not
-/// reachable by that alone: its pool is asked to let the peers in when a call first brings such an address, and where that is
-/// refused the call is, with [`Error::NotPeerAccessible`]. Memory that a framework maps itself, page by page, must be
-/// mapped for the peers as well; that is not checked.
+/// There is none. All ranks are of one process, and addresses travel with each launch. Building a communicator enables peer
+/// access between all devices. A kernel that touches memory its device cannot reach ends every context of the process, so
+/// each call checks its addresses first, before anything is launched:
+///
+/// | memory | what the call does |
+/// | --- | --- |
+/// | plain (`cuMemAlloc`, `cudaMalloc`, `hipMalloc`) | peer access covers it |
+/// | of a pool (`cudaMallocAsync`) | CUDA: the call grants the peers access to the whole pool. HIP does not tell the pool of an address: building the communicator grants access to each device's default and current pool, and memory of other pools is not checked |
+/// | mapped (`cuMemMap`, `hipMemMap`; PyTorch's `expandable_segments`) | the call grants the rank's device and the peers access to each mapped piece of the range. A hole in the range is refused |
+/// | imported from another process, or of another context | CUDA: refused if the driver has no address of it for a device. HIP: not checked |
+/// | managed, or of the host | refused |
+/// | longer than its allocation | refused |
+///
+/// A refusal for a peer's device is [`Error::NotPeerAccessible`], any other is [`Error::InvalidArgument`]. Grants stay. Do
+/// not take access back, disable peer access or unmap memory while a call or a graph uses it: a graph's replays are not
+/// checked again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RawRank {
     /// The rank's input.
@@ -132,11 +143,18 @@ pub(crate) fn check_memory<B: Backend>(shared: &Shared<B>, prepared: &Prepared) 
     let first = rank / group_size * group_size;
     let peers: SmallVec<[&B::Device; 8]> = shared.ranks[first..first + group_size].iter().map(|r| &r.device).collect();
     let operation = request.name();
-    for (argument, Span { address, bytes }) in [("input", input), ("output", output), ("residual", residual)] {
-        if address == 0 || bytes == 0 {
+    let device = &shared.ranks[*rank].device;
+    // Once for all: to change what is current takes a driver as long as to answer.
+    let _entered = B::enter(device).map_err(|fault| shared.driver_error(*rank, fault))?;
+    let mut checked: SmallVec<[Span; 3]> = SmallVec::new();
+    for (argument, span) in [("input", input), ("output", output), ("residual", residual)] {
+        let Span { address, bytes } = span;
+        // In place, one lies within the other.
+        if address == 0 || bytes == 0 || checked.iter().any(|other| span.lies_within(*other)) {
             continue;
         }
-        B::check_memory(&shared.ranks[*rank].device, &peers, address, bytes as usize).map_err(|unfit| match unfit {
+        checked.push(span);
+        B::check_memory(device, &peers, address, bytes as usize).map_err(|unfit| match unfit {
             Unfit::Wrong { expected, got } => {
                 crate::collective::invalid(operation, Some(*rank), argument, expected, got)
             }

@@ -5,6 +5,9 @@
 #![allow(clippy::duplicate_mod)]
 
 #[cfg(any(feature = "cuda", feature = "rocm"))]
+#[path = "support/mapped_memory.rs"]
+mod mapped_memory;
+#[cfg(any(feature = "cuda", feature = "rocm"))]
 mod support;
 
 use std::{

@@ -26,8 +26,11 @@ use crossccl::{
 
 #[path = "support/foreign_stream.rs"]
 mod foreign_stream;
+#[path = "support/mapped_memory.rs"]
+mod mapped_memory;
 #[path = "profiler/stand_in.rs"]
 mod profiler;
+use mapped_memory::Mapper;
 use profiler::StandInProfiler;
 
 /// By it a profiler names its library.
@@ -151,6 +154,18 @@ impl StandIn {
     fn calls(&self) -> u64 {
         // SAFETY: as the stand-in declares it.
         unsafe { self.get::<unsafe extern "C" fn() -> u64>("standin_calls")() }
+    }
+
+    /// Calls of one function since the last `arm`.
+    fn calls_of(&self, function: &str) -> u64 {
+        let name = CString::new(function).expect("text");
+        // SAFETY: as the stand-in declares it; the text outlives the call.
+        unsafe { self.get::<unsafe extern "C" fn(*const c_char) -> u64>("standin_calls_of")(name.as_ptr()) }
+    }
+
+    fn mapper(&self) -> Mapper {
+        // SAFETY: it is the driver.
+        unsafe { Mapper::load(&self.0, "cu") }.expect("the stand-in maps memory")
     }
 
     fn alive(&self) -> Alive {
@@ -318,7 +333,9 @@ fn fails_once<T>(driver: &StandIn, body: impl FnOnce() -> Result<T, Error>) -> O
                     assert!(name.starts_with("CUDA_ERROR_LAUNCH_FAILED"), "{error}");
                     *call == fired
                 }
-                Error::PeerAccess { reason, .. } | Error::NoDevice { reason, .. } => reason.starts_with(&fired),
+                Error::PeerAccess { reason, .. }
+                | Error::NoDevice { reason, .. }
+                | Error::NotPeerAccessible { reason, .. } => reason.starts_with(&fired),
                 _ => false,
             };
             assert!(named, "{fired} failed, and this is told: {error}");
@@ -787,6 +804,224 @@ fn d5_memory_of_the_callers_pool() {
         let Err(Error::InvalidArgument { argument, expected, got, .. }) = outcome else { panic!("{outcome:?}") };
         let here = format!("4000 bytes from {:#x} on", memory[0]);
         assert_eq!((argument, &*expected, &*got), ("output", "4004 bytes within one allocation", &*here));
+    });
+}
+
+/// What PyTorch has with expandable_segments: peer access does not cover it, and a kernel that touches it without a grant
+/// ends the contexts of the whole process.
+#[test]
+fn mapped_memory_is_granted_to_peers() {
+    alone(&[("STANDIN_DEVICES", "3")], || {
+        let (driver, comm) = (StandIn::new(), build(3).expect("communicator"));
+        let algorithms =
+            [Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect, Algorithm::LowLatency];
+        mapped_memory::is_granted(&comm, &driver.mapper(), &algorithms);
+        works(&comm);
+    });
+}
+
+#[test]
+fn mapped_memory_that_cannot_be_granted_is_refused() {
+    alone(&[("STANDIN_DEVICES", "3")], || {
+        let (driver, comm) = (StandIn::new(), build(3).expect("communicator"));
+        let (arm, calls_of) = (|fault: &str| driver.arm(fault), |function: &str| driver.calls_of(function));
+        mapped_memory::is_refused(&comm, &driver.mapper(), "cuMemSetAccess", "cuLaunchKernelEx", arm, calls_of);
+        works(&comm);
+    });
+}
+
+#[test]
+fn a_kernel_that_may_not_touch_its_memory_ends_the_contexts() {
+    alone(&[("STANDIN_DEVICES", "3")], || {
+        mapped_memory::ends_the_contexts(&build(3).expect("communicator"), &StandIn::new().mapper(), 700);
+        // Not by way of the communicator, which could wait for what spins.
+        println!("over");
+        std::process::exit(0);
+    });
+}
+
+/// One rank's memory of `device 0`, given to a broadcast of three: why it is refused, with nothing launched on any.
+fn refused(driver: &StandIn, comm: &Communicator<Cuda>, address: u64, bytes: usize) -> Error {
+    let others = [1, 2].map(|rank| comm.buffer::<u8>(rank, bytes).expect("buffer"));
+    driver.arm("");
+    let at = [address, others[0].address(), others[1].address()];
+    let error = mapped_memory::broadcast(comm, &at, bytes / 4, 1).expect_err("refused");
+    assert_eq!((driver.calls_of("cuLaunchKernelEx"), comm.failure()), (0, None));
+    error
+}
+
+/// Whatever else a driver knows: let in, or refused by name.
+#[test]
+fn memory_of_every_other_kind() {
+    alone(&[("STANDIN_DEVICES", "3")], || {
+        let (driver, comm) = (StandIn::new(), build(3).expect("communicator"));
+        let primary = driver.primary(0);
+        let wrong = |address: u64, bytes: usize, what: &str| {
+            let error = refused(&driver, &comm, address, bytes);
+            let Error::InvalidArgument { argument: "output", rank: Some(Rank(0)), got, .. } = &error else {
+                panic!("{error}")
+            };
+            assert!(got.contains(what), "{error}");
+        };
+        let allocate = |function: &str, flags: c_int| {
+            let mut address = 0u64;
+            // SAFETY: as the driver declares those that are called so; one without flags does not look at them.
+            let call = unsafe { driver.get::<unsafe extern "C" fn(&mut u64, usize, c_int) -> c_int>(function) };
+            // SAFETY: likewise; a local.
+            assert_eq!(unsafe { call(&mut address, 4096, flags) }, 0, "{function}");
+            address
+        };
+        // Plain, two side by side in numbers at least.
+        driver.call("cuCtxSetCurrent", primary, 0);
+        let plain = allocate("cuMemAlloc_v2", 0);
+        wrong(plain, 4100, "4096 bytes from ");
+        wrong(plain + 4000, 100, "96 bytes from ");
+        // Managed: its pages move between devices.
+        wrong(allocate("cuMemAllocManaged", 1), 4096, "managed memory at ");
+        // Of the host: pinned, and registered.
+        let pinned = Cuda::allocate(&Cuda::open(0).expect("device"), crossccl::MemoryKind::Host, 4096).expect("memory");
+        wrong(pinned, 4096, "host memory at ");
+        let mut here = vec![0u8; 4096];
+        // SAFETY: as the driver declares it; the vector lives on.
+        unsafe {
+            let register = driver.get::<unsafe extern "C" fn(*mut u8, usize, c_int) -> c_int>("cuMemHostRegister_v2");
+            assert_eq!(register(here.as_mut_ptr(), here.len(), 0), 0);
+        }
+        wrong(here.as_ptr() as u64, 4096, "host memory at ");
+        // Of another context, even on the device itself.
+        driver.foreign(0);
+        wrong(
+            allocate("cuMemAlloc_v2", 0),
+            4096,
+            "which they do not reach (the driver has no address of it for device 0)",
+        );
+        // Imported from another process: what the rank's device opened, and no peer.
+        driver.call("cuCtxSetCurrent", primary, 0);
+        let mut imported = 0u64;
+        // SAFETY: as the driver declares it; a local.
+        unsafe {
+            type Open = unsafe extern "C" fn(&mut u64, [u8; 64], c_int) -> c_int;
+            assert_eq!(driver.get::<Open>("cuIpcOpenMemHandle_v2")(&mut imported, [0; 64], 1), 0);
+        }
+        let error = refused(&driver, &comm, imported, 4096);
+        let Error::NotPeerAccessible { argument: "output", rank: Rank(0), peer: Rank(1), reason, .. } = &error else {
+            panic!("{error}")
+        };
+        assert_eq!(reason, "the driver has no address of it for device 1");
+        // It is enough for a rank that has no peers.
+        let alone = Communicator::<Cuda>::builder(0..1).build().expect("communicator");
+        assert_eq!(mapped_memory::broadcast(&alone, &[imported], 1000, 0), Ok(()));
+        // A pool that is not let others in.
+        driver.arm("");
+        let pooled = driver.pool_memory(comm.stream(0).expect("a rank"), 4096);
+        driver.arm("cuMemPoolSetAccess:1:801");
+        let others = [1, 2].map(|rank| driver.pool_memory(comm.stream(rank).expect("a rank"), 4096));
+        let error = mapped_memory::broadcast(&comm, &[pooled, others[0], others[1]], 1024, 1).expect_err("refused");
+        assert_eq!((driver.calls_of("cuLaunchKernelEx"), comm.failure()), (0, None));
+        let Error::NotPeerAccessible { rank: Rank(0), peer: Rank(1), reason, .. } = &error else { panic!("{error}") };
+        assert_eq!(reason, "cuMemPoolSetAccess: CUDA_ERROR_NOT_SUPPORTED");
+        mapped_memory::broadcast(&comm, &[pooled, others[0], others[1]], 1024, 1)
+            .expect("asked again, it lets them in");
+        assert_eq!(mapped_memory::broadcast(&comm, &[plain, others[0], others[1]], 1024, 1), Ok(()));
+        works(&comm);
+    });
+}
+
+/// An allocation is known again by one question, and mapped memory by one a reader more: this stands in front of each
+/// launch. Another kind of memory at the same address is not taken for what was there.
+#[test]
+fn questions_about_memory_are_few() {
+    alone(&[("STANDIN_DEVICES", "2")], || {
+        let (driver, comm) = (StandIn::new(), build(2).expect("communicator"));
+        let contexts = [0, 1].map(|device| driver.primary(device));
+        let asked = |at: [u64; 2]| {
+            for _ in 0..2 {
+                driver.arm("");
+                mapped_memory::broadcast(&comm, &at, 1000, 1).expect("outcome");
+            }
+            [
+                "cuPointerGetAttributes",
+                "cuPointerGetAttribute",
+                "cuMemGetAccess",
+                "cuMemSetAccess",
+                "cuMemPoolSetAccess",
+            ]
+            .map(|function| driver.calls_of(function))
+        };
+        let mut plain = [0u64; 2];
+        let allocate = |address: &mut u64| {
+            // SAFETY: as the driver declares it.
+            unsafe {
+                let call = driver.get::<unsafe extern "C" fn(&mut u64, usize) -> c_int>("cuMemAlloc_v2");
+                assert_eq!(call(address, 1 << 20), 0);
+            }
+        };
+        for (device, address) in plain.iter_mut().enumerate() {
+            driver.call("cuCtxSetCurrent", contexts[device], 0);
+            allocate(address);
+        }
+        assert_eq!(asked(plain), [2, 0, 0, 0, 0]);
+        assert_eq!(asked(plain.map(|at| at + 4096)), [2, 0, 0, 0, 0]);
+        let pooled = [0, 1].map(|rank| driver.pool_memory(comm.stream(rank).expect("a rank"), 4000));
+        assert_eq!(asked(pooled), [2, 0, 0, 0, 0]);
+        let mapper = driver.mapper();
+        let mapped = [0, 1].map(|rank| mapper.range(rank) + mapped_memory::PAGE as u64);
+        assert_eq!(asked(mapped.map(|at| at + 2 * mapped_memory::PAGE as u64)), [4, 0, 4, 0, 0]);
+        // Over two pieces.
+        assert_eq!(asked(mapped.map(|at| at + 3000)), [6, 0, 8, 0, 0]);
+
+        let other = comm.buffer::<u32>(1, 1000).expect("buffer");
+        let found = (0..100).any(|_| {
+            driver.call("cuCtxSetCurrent", contexts[0], 0);
+            // SAFETY: as the driver declares it; nothing uses it any more.
+            unsafe { assert_eq!(driver.get::<unsafe extern "C" fn(u64) -> c_int>("cuMemFree_v2")(plain[0]), 0) };
+            let mut again = 0;
+            driver.foreign(0);
+            allocate(&mut again);
+            if again != plain[0] {
+                driver.call("cuCtxSetCurrent", contexts[0], 0);
+                allocate(&mut plain[0]);
+                mapped_memory::broadcast(&comm, &[plain[0], other.address()], 1000, 1).expect("outcome");
+                return false;
+            }
+            let outcome = mapped_memory::broadcast(&comm, &[again, other.address()], 1000, 1);
+            assert!(matches!(outcome, Err(Error::InvalidArgument { argument: "output", .. })), "{outcome:?}");
+            true
+        });
+        assert!(found, "no memory came back under its old address");
+        works(&comm);
+    });
+}
+
+/// Any one question about memory, or grant of it, fails.
+#[test]
+fn any_call_about_mapped_and_pooled_memory_may_fail() {
+    for_each_call("2", || {
+        let (driver, comm) = (StandIn::new(), build(2).expect("communicator"));
+        works(&comm);
+        let stream = |rank| comm.stream(rank).expect("a rank").clone();
+        let mapper = driver.mapper();
+        let start = mapper.range(0);
+        let at = [start + 2 * mapped_memory::PAGE as u64 - 2000, driver.pool_memory(&stream(1), 4000)];
+        mapped_memory::write::<Cuda>(&stream(1), at[1], 9, 1000);
+        let streams = [stream(0), stream(1)];
+        let raw = at.map(|at| RawRank::new(at, at));
+        // SAFETY: the memory lives as long as the process.
+        let launched =
+            fails_once(&driver, || unsafe { comm.broadcast_raw(&raw, &streams, 1000, DType::U32, 1)?.wait() });
+        match comm.reset() {
+            Ok(()) => {
+                mapped_memory::broadcast(&comm, &at, 1000, 1).expect("the fault is over");
+                assert_eq!(mapped_memory::read::<Cuda>(&stream(0), at[0], 1000), [9; 1000]);
+                drop((streams, comm));
+                tell(&driver.alive());
+            }
+            Err(Error::Poisoned { cause }) => {
+                assert_eq!(Some(*cause), launched);
+                println!("alive: not compared");
+            }
+            Err(other) => panic!("{other}"),
+        }
     });
 }
 

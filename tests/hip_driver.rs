@@ -25,8 +25,11 @@ use crossccl::{
 
 #[path = "support/foreign_stream.rs"]
 mod foreign_stream;
+#[path = "support/mapped_memory.rs"]
+mod mapped_memory;
 #[path = "profiler/stand_in.rs"]
 mod profiler;
+use mapped_memory::Mapper;
 use profiler::StandInProfiler;
 
 /// Names a library of ROCTX.
@@ -148,6 +151,18 @@ impl StandIn {
     fn calls(&self) -> u64 {
         // SAFETY: as the stand-in declares it.
         unsafe { self.get::<unsafe extern "C" fn() -> u64>("runtime_calls")() }
+    }
+
+    /// Calls of one function since the last `arm`.
+    fn calls_of(&self, function: &str) -> u64 {
+        let name = CString::new(function).expect("text");
+        // SAFETY: as the stand-in declares it; the text outlives the call.
+        unsafe { self.get::<unsafe extern "C" fn(*const c_char) -> u64>("runtime_calls_of")(name.as_ptr()) }
+    }
+
+    fn mapper(&self) -> Mapper {
+        // SAFETY: it is the runtime.
+        unsafe { Mapper::load(&self.0, "hip") }.expect("the stand-in maps memory")
     }
 
     fn alive(&self) -> Vec<(&'static str, u64)> {
@@ -277,7 +292,7 @@ fn a_function_that_is_missing_is_named() {
         return;
     }
     let [required, optional] = functions();
-    assert!(required.len() > 30 && optional.len() == 3, "{required:?} {optional:?}");
+    assert!(required.len() > 30 && optional.len() == 8, "{required:?} {optional:?}");
     for function in required {
         let library = without(&function);
         alone_with(&[(LIBRARY, &library), (STEP, &function)], missing);
@@ -504,6 +519,117 @@ fn access_that_is_enabled_already_is_fine() {
     });
 }
 
+/// As on CUDA: peer access does not cover memory that a framework maps, and a kernel that touches it without a grant ends
+/// the process's contexts.
+#[test]
+fn mapped_memory_is_granted_to_peers() {
+    alone(&[("STANDIN_DEVICES", "3")], || {
+        let (runtime, comm) = (StandIn::new(), build(3).expect("communicator"));
+        let algorithms = [Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::LowLatency];
+        mapped_memory::is_granted(&comm, &runtime.mapper(), &algorithms);
+        works(&comm);
+        assert_eq!(runtime.thread(), [0, 0, 0]);
+    });
+}
+
+#[test]
+fn mapped_memory_that_cannot_be_granted_is_refused() {
+    alone(&[("STANDIN_DEVICES", "3")], || {
+        let (runtime, comm) = (StandIn::new(), build(3).expect("communicator"));
+        let (arm, calls_of) = (|fault: &str| runtime.arm(fault), |function: &str| runtime.calls_of(function));
+        mapped_memory::is_refused(&comm, &runtime.mapper(), "hipMemSetAccess", "hipModuleLaunchKernel", arm, calls_of);
+        works(&comm);
+        assert_eq!(runtime.thread(), [0, 0, 0]);
+    });
+}
+
+#[test]
+fn a_kernel_that_may_not_touch_its_memory_ends_the_contexts() {
+    alone(&[("STANDIN_DEVICES", "3")], || {
+        mapped_memory::ends_the_contexts(&build(3).expect("communicator"), &StandIn::new().mapper(), 700);
+        println!("the body is done");
+        // Not by way of the communicator, which could wait for what spins.
+        std::process::exit(0);
+    });
+}
+
+/// A runtime without the questions is believed, as before there was such memory.
+#[test]
+fn a_runtime_that_maps_no_memory() {
+    let body = || works(&build(2).expect("communicator"));
+    if is_body() {
+        alone_with(&[], body);
+        return;
+    }
+    for function in ["hipMemGetAccess", "hipMemPoolSetAccess", "hipDeviceGetDefaultMemPool", "hipDeviceGetMemPool"] {
+        alone_with(&[(LIBRARY, &without(function)), ("STANDIN_DEVICES", "2")], body);
+    }
+    alone(&[("STANDIN_DEVICES", "2"), ("STANDIN_NO_POOLS", "1")], body);
+}
+
+/// The device's pool lets peers in since the communicator was built; managed memory is refused by name.
+#[test]
+fn memory_of_every_other_kind() {
+    alone(&[("STANDIN_DEVICES", "3")], || {
+        let (runtime, comm) = (StandIn::new(), build(3).expect("communicator"));
+        let allocate = |rank: usize, function: &str, last: u64| {
+            runtime.set_device(rank as c_int);
+            let mut address = 0u64;
+            // SAFETY: as the runtime declares those that are called so.
+            let call = unsafe { runtime.get::<unsafe extern "C" fn(&mut u64, usize, u64) -> c_int>(function) };
+            // SAFETY: likewise; a local.
+            assert_eq!(unsafe { call(&mut address, 4096, last) }, 0, "{function}");
+            runtime.set_device(0);
+            address
+        };
+        let stream = |rank: usize| comm.stream(rank).expect("a rank");
+        let pooled = [0, 1, 2].map(|rank| allocate(rank, "hipMallocAsync", stream(rank).handle()));
+        mapped_memory::write::<Hip>(stream(1), pooled[1], 5, 1024);
+        mapped_memory::broadcast(&comm, &pooled, 1024, 1).expect("outcome");
+        assert!((0..3).all(|rank| mapped_memory::read::<Hip>(stream(rank), pooled[rank], 1024) == [5; 1024]));
+        runtime.arm("");
+        let managed = allocate(0, "hipMallocManaged", 1);
+        let error = mapped_memory::broadcast(&comm, &[managed, pooled[1], pooled[2]], 1024, 1).expect_err("refused");
+        assert_eq!((runtime.calls_of("hipModuleLaunchKernel"), comm.failure()), (0, None));
+        let Error::InvalidArgument { argument: "output", rank: Some(Rank(0)), got, .. } = &error else {
+            panic!("{error}")
+        };
+        assert_eq!(*got, format!("managed memory at {managed:#x}"));
+        works(&comm);
+        assert_eq!(runtime.thread(), [0, 0, 0]);
+    });
+}
+
+/// Any one question about memory, or grant of it, fails.
+#[test]
+fn any_call_about_mapped_memory_may_fail() {
+    for_each_call(|| {
+        let (runtime, comm) = (StandIn::new(), build(2).expect("communicator"));
+        works(&comm);
+        let streams = [0, 1].map(|rank| comm.stream(rank).expect("a rank").clone());
+        let mapper = runtime.mapper();
+        let at = [0, 1].map(|rank| mapper.range(rank) + 2 * mapped_memory::PAGE as u64 - 2000);
+        mapped_memory::write::<Hip>(&streams[1], at[1], 9, 1000);
+        let raw = at.map(|at| RawRank::new(at, at));
+        // SAFETY: the memory lives as long as the process.
+        let call = || unsafe { comm.broadcast_raw(&raw, &streams, 1000, DType::U32, 1)?.wait() };
+        let error = fails_once(&runtime, call);
+        match comm.reset() {
+            Ok(()) => {
+                mapped_memory::broadcast(&comm, &at, 1000, 1).expect("the fault is over");
+                assert_eq!(mapped_memory::read::<Hip>(&streams[0], at[0], 1000), [9; 1000]);
+                drop((streams, comm));
+                println!("alive: {:?}", runtime.alive());
+            }
+            Err(Error::Poisoned { cause }) => {
+                assert_eq!(Some(*cause), error);
+                println!("alive: not compared");
+            }
+            Err(other) => panic!("{other}"),
+        }
+    });
+}
+
 /// Case D13: whatever device the caller has, calls work on the rank's and leave the thread as it was, without an error.
 #[test]
 fn d13_the_callers_device_is_not_touched() {
@@ -637,7 +763,9 @@ fn fails_once<T>(runtime: &StandIn, body: impl FnOnce() -> Result<T, Error>) -> 
                     assert!(name.starts_with("hipErrorLaunchFailure"), "{error}");
                     *call == fired
                 }
-                Error::PeerAccess { reason, .. } | Error::NoDevice { reason, .. } => reason.starts_with(&fired),
+                Error::PeerAccess { reason, .. }
+                | Error::NoDevice { reason, .. }
+                | Error::NotPeerAccessible { reason, .. } => reason.starts_with(&fired),
                 _ => false,
             };
             assert!(named, "{fired} failed, and this is told: {error}");

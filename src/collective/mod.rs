@@ -111,6 +111,11 @@ pub(crate) struct Span {
 }
 
 impl Span {
+    pub(crate) fn lies_within(self, other: Span) -> bool {
+        self.address >= other.address
+            && self.address.saturating_add(self.bytes) <= other.address.saturating_add(other.bytes)
+    }
+
     fn overlaps(self, other: Span) -> bool {
         self.bytes > 0
             && other.bytes > 0

@@ -3,6 +3,7 @@
 use crossccl::{Backend, MemoryKind};
 
 use super::{super::*, B, BACKEND, Stream};
+use crate::mapped_memory::{Mapper, PAGE};
 
 const BYTES: usize = 4 * SLICE;
 
@@ -30,6 +31,19 @@ fn own_stream(comm: crosscclComm_t) -> crosscclStream_t {
     // SAFETY: a local.
     ok(unsafe { crosscclCommStream(comm, &raw mut stream) });
     stream
+}
+
+/// The driver's functions that map memory; the emulator of AMD's machine code has none.
+fn mapper() -> Option<Mapper> {
+    let names = match BACKEND {
+        crosscclBackendCuda => vec!["libcuda.so.1".to_owned()],
+        _ => std::env::var("CROSSCCL_HIP_LIBRARY").into_iter().chain(["libamdhip64.so.6".to_owned()]).collect(),
+    };
+    // SAFETY: the driver, which is loaded already. It is never unloaded.
+    let library = names.iter().find_map(|name| unsafe { libloading::Library::new(name) }.ok())?;
+    let library = Box::leak(Box::new(library));
+    // SAFETY: as said.
+    unsafe { Mapper::load(library, if BACKEND == crosscclBackendCuda { "cu" } else { "hip" }) }
 }
 
 /// Broadcasts from rank 1 in the order of the streams given, looks, and gives the memory back.
@@ -186,6 +200,71 @@ fn calls_on_streams_that_are_captured() {
     }
 }
 
+/// One graph over two devices, as an engine makes it: the second stream joins the capture of the first by an event, and is
+/// joined by one. Replayed with other inputs each time.
+#[test]
+fn a_capture_over_two_devices() {
+    let Some(_turn) = crate::support::turn::<B>(2) else { return };
+    if B::device_count().expect("devices") < 2 {
+        println!("SKIPPED {} with 2 devices: there is one", B::NAME);
+        return;
+    }
+    let comms = communicator();
+    let device = crate::support::device::<B>;
+    let streams = [0, 1].map(|rank| B::create_stream(&device(rank)).expect("stream"));
+    let handles = streams.each_ref().map(|stream| ptr::without_provenance_mut::<c_void>(stream.handle() as usize));
+    let [inputs, outputs] = [[0, 1].map(device_memory), [0, 1].map(device_memory)];
+    const COUNT: usize = BYTES / 4;
+    let copy = |rank: usize, to: u64, from: u64| {
+        // SAFETY: as many bytes on both sides, waited for.
+        unsafe { B::copy(&streams[rank], to, from, BYTES) }.expect("copy");
+        assert!(B::wait(&B::record(&streams[rank]).expect("event"), None).expect("wait"));
+    };
+    // A reduce-scatter, and a broadcast of what rank 1 got: one graph of four kernels.
+    let graph = {
+        B::begin_capture(&streams[0]).expect("capture");
+        let fork = B::record(&streams[0]).expect("event");
+        B::wait_event(&streams[1], &fork).expect("fork");
+        let (dtype, sum) = (crosscclUint32 as c_int, crosscclSum as c_int);
+        for rank in 0..2 {
+            let (comm, stream) = (comms.rank(rank), handles[rank]);
+            let (input, output) = (inputs[rank], outputs[rank]);
+            // SAFETY: the memory outlives the graph.
+            unsafe {
+                ok(crosscclReduceScatter(input, output, COUNT / 2, number(dtype), number(sum), comm, stream));
+                ok(crosscclBroadcast(output, output, COUNT / 2, number(dtype), 1, comm, stream));
+            }
+        }
+        let join = B::record(&streams[1]).expect("event");
+        B::wait_event(&streams[0], &join).expect("join");
+        B::end_capture(&streams[0]).expect("capture")
+    };
+    for round in 1..=5 {
+        for (rank, input) in inputs.iter().enumerate() {
+            let values: Vec<u32> = (0..COUNT as u32).map(|i| round * 1000 + i * (rank as u32 + 1)).collect();
+            copy(rank, input.addr() as u64, values.as_ptr() as u64);
+        }
+        // SAFETY: as above; the communicator is there.
+        unsafe { B::launch_graph(&streams[0], &graph) }.expect("replay");
+        assert!(B::wait(&B::record(&streams[0]).expect("event"), None).expect("wait"));
+        for (rank, output) in outputs.iter().enumerate() {
+            let mut got = vec![0u32; COUNT];
+            copy(rank, got.as_mut_ptr() as u64, output.addr() as u64);
+            let half = COUNT / 2;
+            let expected: Vec<u32> = (half as u32..COUNT as u32).map(|i| 2000 * round + 3 * i).collect();
+            assert_eq!(got[..half], expected, "rank {rank}, replay {round}");
+        }
+        (0..2).for_each(|rank| assert_eq!(async_error(comms.rank(rank)), crosscclSuccess));
+    }
+    drop(graph);
+    goes_in_order(&comms, handles);
+    drop(comms);
+    for (rank, at) in inputs.into_iter().chain(outputs).enumerate() {
+        // SAFETY: nothing uses it any more.
+        unsafe { B::free(&device(rank % 2), MemoryKind::Device, at.addr() as u64, BYTES) };
+    }
+}
+
 /// Of the host where the device's is needed, of another device, too little of it: refused, by name.
 #[test]
 fn memory_that_is_not_the_devices() {
@@ -217,4 +296,73 @@ fn memory_that_is_not_the_devices() {
     // SAFETY: nothing uses it.
     unsafe { B::free(&crate::support::device::<B>(0), MemoryKind::Device, good.addr() as u64, BYTES) };
     drop(comms);
+}
+
+/// What an engine maps itself is granted to the peers, or refused by name with nothing launched.
+#[test]
+fn memory_that_is_mapped() {
+    let Some(_turn) = crate::support::turn::<B>(2) else { return };
+    if B::device_count().expect("devices") < 2 {
+        println!("SKIPPED {} with 2 devices: there is one", B::NAME);
+        return;
+    }
+    let comms = communicator();
+    let Some(mapper) = mapper() else {
+        println!("SKIPPED {}: its driver maps no memory", B::NAME);
+        return;
+    };
+    // Two pieces of as much as drivers map at least, and as much again without memory.
+    const PAGES: usize = (2 << 20) / PAGE;
+    const PIECE: u64 = 2 << 20;
+    let ranges = [0, 1].map(|rank| {
+        let _entered = B::enter(&crate::support::device::<B>(rank)).expect("device");
+        let start = mapper.reserve(4 * PAGES);
+        for piece in [start, start + PIECE] {
+            mapper.map(piece, PAGES, rank);
+            mapper.set_access(piece, PAGES, rank, 3);
+        }
+        start
+    });
+    // Over both.
+    let at = ranges.map(|start| ptr::without_provenance_mut::<c_void>((start + PIECE) as usize - BYTES / 2));
+    // A copy of the stand-in's is of one piece.
+    let halves = |at: *mut c_void| [at.addr() as u64, at.addr() as u64 + BYTES as u64 / 2];
+    let streams = [0, 1].map(|rank| own_stream_of(&comms, rank));
+    for root in 0..2 {
+        for (rank, stream) in streams.iter().enumerate() {
+            for piece in halves(at[rank]) {
+                // SAFETY: memory of that size, which its device may touch.
+                unsafe { B::fill(stream, piece, rank as u8 + 1, BYTES / 2) }.expect("fill");
+            }
+            assert!(B::wait(&B::record(stream).expect("event"), None).expect("wait"));
+            let (dtype, comm) = (number(crosscclUint8 as c_int), comms.rank(rank));
+            // SAFETY: likewise, waited for below.
+            ok(unsafe { crosscclBroadcast(at[rank], at[rank], BYTES, dtype, root, comm, ptr::null_mut()) });
+        }
+        (0..2).for_each(|rank| ok(synchronize(comms.rank(rank))));
+        for (rank, stream) in streams.iter().enumerate() {
+            for piece in halves(at[rank]) {
+                let mut host = [0u8; BYTES / 2];
+                // SAFETY: as above.
+                unsafe { B::copy(stream, host.as_mut_ptr() as u64, piece, BYTES / 2) }.expect("copy");
+                assert!(B::wait(&B::record(stream).expect("event"), None).expect("wait"));
+                assert_eq!(host, [root as u8 + 1; BYTES / 2], "rank {rank}");
+            }
+        }
+    }
+    // Behind its end nothing is mapped.
+    let end = ptr::without_provenance_mut::<c_void>((ranges[0] + 2 * PIECE) as usize - 8);
+    // SAFETY: refused before anything is touched.
+    let result = unsafe {
+        crosscclBroadcast(end, end, 16, number(crosscclUint8 as c_int), 0, comms.rank(0), ptr::null_mut())
+    };
+    assert_eq!(result, crosscclInvalidArgument);
+    let text = last();
+    assert!(text.starts_with("crosscclBroadcast: sendbuff of rank 0: expected 16 ") && text.contains("8 bytes from 0x"), "{text}");
+    assert_eq!(async_error(comms.rank(0)), crosscclSuccess);
+    goes_in_order(&comms, [own_stream(comms.rank(0)), own_stream(comms.rank(1))]);
+    drop(comms);
+    for start in ranges {
+        [start, start + PIECE].into_iter().for_each(|piece| mapper.unmap(piece, PAGES));
+    }
 }

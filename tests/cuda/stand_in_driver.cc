@@ -5,8 +5,11 @@
 //
 // It is stricter than a driver. What a driver answers with a wrong result, a crash or a hang once in a while is here
 // the end of the process, with a message that says what was done: a handle that is not one (any more), a stream or
-// event used under another context than its own, memory given back while work on it is queued, memory that a peer
-// may not touch, a kernel that is loaded by its first launch, more blocks than are resident.
+// event used under another context than its own, memory given back while work on it is queued, a copy of memory that the
+// device may not touch, a kernel that is loaded by its first launch, more blocks than are resident.
+//
+// A kernel whose arguments name memory that a device may not touch ends all contexts of the process: from then on nearly
+// every call answers 700, as on hardware (and no word from the other kernels, which would spin on).
 //
 // What it does as drivers do, because it decides whether collectives hang: freeing plain memory and loading a module
 // wait for the device; a copy to ordinary host memory waits in the caller, and launches wait for it meanwhile; blocks
@@ -79,11 +82,14 @@ enum Code : int {
   kPeerAccessUnsupported = 217,
   kNotFound = 500,
   kNotReady = 600,
+  kIllegalAddress = 700,
   kPeerAccessAlreadyEnabled = 704,
   kNotSupported = 801,
   kCaptureUnsupported = 900,
   kCaptureInvalidated = 901,
   kCaptureImplicit = 906,
+  kCaptureUnjoined = 904,
+  kCaptureIsolation = 905,
   kCapturedEvent = 907,
 };
 
@@ -102,11 +108,14 @@ const Named kNames[] = {
     {217, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED"},
     {500, "CUDA_ERROR_NOT_FOUND"},
     {600, "CUDA_ERROR_NOT_READY"},
+    {700, "CUDA_ERROR_ILLEGAL_ADDRESS"},
     {704, "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED"},
     {719, "CUDA_ERROR_LAUNCH_FAILED"},
     {801, "CUDA_ERROR_NOT_SUPPORTED"},
     {900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"},
     {901, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"},
+    {904, "CUDA_ERROR_STREAM_CAPTURE_UNJOINED"},
+    {905, "CUDA_ERROR_STREAM_CAPTURE_ISOLATION"},
     {906, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT"},
     {907, "CUDA_ERROR_CAPTURED_EVENT"},
 };
@@ -149,30 +158,72 @@ struct Pool {
   std::set<int> devices;  // that may touch its memory
 };
 struct Stream;
+// Addresses without memory, into which pieces of memory are mapped.
+struct Reserved {
+  char* start;
+  size_t bytes;
+  uint64_t id;
+};
+// Memory without addresses.
+struct Physical {
+  int device;
+  size_t bytes;
+};
 struct Allocation {
   char* start;
   size_t bytes;
   Context* context;             // none: host memory
   Pool* pool;                   // none: plain
   bool coherent;                // while kernels run; NVIDIA's always is
-  std::map<Stream*, int> users;  // queued work, by stream
+  uint64_t id = 0;              // of this allocation alone
+  bool managed = false;
+  Reserved* mapped = nullptr;        // a piece of this
+  std::set<int> granted;             // the devices that may touch it, if mapped
+  std::set<Context*> opened;         // the contexts that imported it from another process
+  std::map<Stream*, int> users = {};  // queued work, by stream
 };
 // One thing that a stream does, and the memory that it uses.
 struct Work {
   std::function<void()> run;
   std::vector<std::shared_ptr<Allocation>> uses;
 };
+// A thing that a stream does in each launch of a graph: work, or an event of the graph's.
+struct Step {
+  enum { kWork, kRecord, kAwait } kind;
+  Work work;
+  size_t event;
+};
+// A branch for each stream that takes part: the first is the one that was captured, others join it by an event, and must be
+// joined by one in the end.
+struct Capture {
+  struct Branch {
+    Stream* stream;
+    std::vector<Step> steps;
+  };
+  std::vector<Branch> branches;
+  size_t events = 0;
+  std::set<size_t> awaited;
+  bool invalidated = false;
+  std::vector<Step>& of(Stream* stream) {
+    for (Branch& one : branches)
+      if (one.stream == stream) return one.steps;
+    branches.push_back({stream, {}});
+    return branches.back().steps;
+  }
+};
 struct Stream {
   Context* context;
   std::deque<Work> queue;
-  bool busy = false, destroyed = false, capturing = false, invalidated = false;
-  std::vector<Work> captured;
+  bool busy = false, destroyed = false;
+  std::shared_ptr<Capture> capture;
   std::condition_variable more;
 };
 struct Event {
   Context* context;
   uint64_t recorded = 0, passed = 0;
-  bool captured = false, timed = false;
+  std::shared_ptr<Capture> captured;  // recorded there last
+  size_t number = 0;                  // in it
+  bool timed = false;
   std::chrono::steady_clock::time_point at{};
 };
 struct Module {
@@ -185,7 +236,9 @@ struct Function {
   bool loaded = false;
 };
 struct Graph {
-  std::vector<Work> work;
+  std::vector<Capture::Branch> branches;
+  size_t events;
+  std::vector<Stream*> helpers = {};  // where an executable's other branches run
 };
 
 struct Injected {
@@ -200,6 +253,8 @@ struct Machine {
   std::condition_variable progress;
   // Launches, and copies to ordinary host memory, one at a time.
   std::mutex submitting;
+  int dead = 0;  // what calls answer since a kernel touched what it may not
+  uint64_t ids = 0;
   int devices = number("STANDIN_DEVICES", 2), version = number("STANDIN_VERSION", 13000);
   int resident = number("STANDIN_BLOCKS", 64), delay = number("STANDIN_DELAY_US", 0);
   bool pools_supported = number("STANDIN_NO_POOLS", 0) == 0, initialised = false;
@@ -209,6 +264,8 @@ struct Machine {
   std::vector<int> retained = std::vector<int>(size_t(devices)), running = std::vector<int>(size_t(devices));
   std::set<Context*> contexts;
   std::set<Pool*> pools;
+  std::set<Reserved*> reserved;
+  std::set<Physical*> physical;
   std::set<Stream*> streams;
   std::set<Event*> events;
   std::set<Module*> modules;
@@ -219,6 +276,7 @@ struct Machine {
   Injected injected;
   std::string fired;
   uint64_t calls = 0;
+  std::map<std::string, uint64_t> calls_of;
 
   Machine() { arm(getenv("STANDIN_FAIL")); }
 
@@ -226,6 +284,7 @@ struct Machine {
     injected = Injected();
     fired.clear();
     calls = 0;
+    calls_of.clear();
     if (!text || !*text) return;
     const char* colon = strchr(text, ':');
     if (!colon) misuse("STANDIN_FAIL=%s: say cuFunction:1:719", text);
@@ -257,6 +316,14 @@ thread_local std::map<Context*, Stream*> per_thread;
 thread_local const char* face = nullptr;
 thread_local bool counted = false;
 
+// What answers as before where the contexts are gone.
+bool outlives(const std::string& call) {
+  for (const char* one : {"cuInit", "cuDriverGetVersion", "cuCtxGetCurrent", "cuCtxSetCurrent", "cuThreadExchangeStreamCaptureMode",
+                          "hipGetDeviceCount", "hipGetDevice", "hipSetDevice", "hipThreadExchangeStreamCaptureMode"})
+    if (call == one) return true;
+  return call.rfind("cuDevice", 0) == 0 || call.rfind("hipDevice", 0) == 0;
+}
+
 // Counts the call; what to answer instead of doing it.
 int enter(const char* name) {
   Machine& m = machine();
@@ -268,6 +335,8 @@ int enter(const char* name) {
   Lock lock(m.lock);
   if (strcmp(name, "cuGetErrorName") == 0) return kSuccess;
   ++m.calls;
+  ++m.calls_of[name];
+  if (m.dead && !outlives(name)) return m.dead;
   Injected& f = m.injected;
   if (f.function.empty() || (f.function != "*" && f.function != name)) return kSuccess;
   ++f.seen;
@@ -324,13 +393,32 @@ uint64_t new_memory(size_t bytes, Context* context, Pool* pool) {
   // What was there before is for nobody to rely on.
   memset(one->start, 0xC7, bytes);
   one->bytes = bytes, one->context = context, one->pool = pool, one->coherent = true;
+  one->id = ++machine().ids;
   machine().memory[one->start] = one;
   return uint64_t(one->start);
 }
 
+// Whether kernels in the context may touch the memory.
 bool reaches(Context* from, const Allocation& memory) {
-  if (!memory.context || memory.context->device == from->device) return true;
-  return memory.pool ? memory.pool->devices.count(from->device) > 0 : from->peers.count(memory.context) > 0;
+  if (!memory.context || memory.managed) return true;
+  if (memory.mapped) return memory.granted.count(from->device) > 0;
+  if (memory.pool) return memory.pool->devices.count(from->device) > 0;
+  if (!memory.opened.empty()) return memory.opened.count(from) > 0;
+  return memory.context == from || from->peers.count(memory.context) > 0;
+}
+
+// Whether all that lies at these addresses may be touched from the context.
+bool touches(Context* from, uint64_t address, uint64_t bytes) {
+  for (uint64_t at = address; at < address + bytes;) {
+    auto one = holder(at);
+    if (!one || !reaches(from, *one)) {
+      fprintf(stderr, "stand-in driver: a kernel of device %d touches %#llx, %s\n", from->device, (unsigned long long)at,
+              !one ? "where no memory is" : "which it may not");
+      return false;
+    }
+    at = uint64_t(one->start) + one->bytes;
+  }
+  return true;
 }
 
 void work(Stream* stream) {
@@ -381,8 +469,8 @@ Stream* stream_of(void* handle, const char* call) {
 }
 
 void submit(Stream* stream, Work work) {
-  if (stream->capturing) {
-    stream->captured.push_back(std::move(work));
+  if (stream->capture) {
+    stream->capture->of(stream).push_back({Step::kWork, std::move(work), 0});
     return;
   }
   for (const auto& one : work.uses) ++one->users[stream];
@@ -413,7 +501,6 @@ void late() {
 
 void run_kernel(Entry entry, const Arguments& arguments, unsigned blocks, int device) {
   Machine& m = machine();
-  late();
   {
     Lock lock(m.lock);
     m.progress.wait(lock, [&] { return m.running[device] + int(blocks) <= m.resident; });
@@ -605,6 +692,7 @@ DRIVER int cuMemPoolSetAttribute(void* pool, int which, void* value) {
 DRIVER int cuMemPoolSetAccess(void* pool, const PoolAccess* access, size_t count) {
   ENTER();
   Pool* one = known(m.pools, pool, __func__, "pool");
+  if (forbidden_now()) return kCaptureUnsupported;
   for (size_t i = 0; i < count; ++i) {
     const Location& at = access[i].location;
     if (at.kind != 1 || at.id < 0 || at.id >= m.devices || access[i].flags != 3) return kInvalidValue;
@@ -619,7 +707,7 @@ DRIVER int cuMemAllocFromPoolAsync(uint64_t* address, size_t bytes, void* pool, 
   Pool* from = known(m.pools, pool, __func__, "pool");
   Stream* in = stream_of(stream, __func__);
   if (in->context->device != from->device) misuse("%s: a pool of another device than the stream's", __func__);
-  if (in->capturing || forbidden_now()) return kCaptureUnsupported;
+  if (in->capture || forbidden_now()) return kCaptureUnsupported;
   if (bytes == 0) return kInvalidValue;
   return (*address = new_memory(bytes, in->context, from)) ? kSuccess : kOutOfMemory;
 }
@@ -688,7 +776,7 @@ DRIVER int cuMemcpyAsync(uint64_t to, uint64_t from, size_t bytes, void* stream)
     memcpy((void*)to, staged ? staged->data() : (const char*)from, bytes);
   };
   if (!target) {
-    if (in->capturing) return kCaptureUnsupported;
+    if (in->capture) return kCaptureUnsupported;
     lock.unlock();
     submitting = Lock(m.submitting);
     lock.lock();
@@ -794,7 +882,7 @@ DRIVER int cuStreamDestroy_v2(void* stream) {
 DRIVER int cuStreamSynchronize(void* stream) {
   ENTER();
   Stream* one = stream_of(stream, __func__);
-  if (one->capturing) return one->invalidated = true, kCaptureUnsupported;
+  if (one->capture) return one->capture->invalidated = true, kCaptureUnsupported;
   drain(lock, one);
   return kSuccess;
 }
@@ -816,8 +904,12 @@ DRIVER int cuEventRecord(void* event, void* stream) {
   Event* one = known(m.events, event, __func__, "event");
   Stream* in = stream_of(stream, __func__);
   if (one->context != in->context) misuse("%s: an event of another context than the stream's", __func__);
-  one->captured = in->capturing;
-  if (in->capturing) return kSuccess;
+  one->captured = in->capture;
+  if (in->capture) {
+    one->number = in->capture->events++;
+    in->capture->of(in).push_back({Step::kRecord, {}, one->number});
+    return kSuccess;
+  }
   const uint64_t point = ++one->recorded;
   submit(in, {[&m, one, point] {
                 Lock lock(m.lock);
@@ -835,7 +927,7 @@ DRIVER int cuEventQuery(void* event) {
     Machine& m = machine();
     Lock lock(m.lock);
     Event* one = known(m.events, event, __func__, "event");
-    if (m.injected.function != (face ? face : __func__) && one->passed < one->recorded && !one->captured) return kNotReady;
+    if (!m.dead && m.injected.function != (face ? face : __func__) && one->passed < one->recorded && !one->captured) return kNotReady;
   }
   ENTER();
   Event* one = known(m.events, event, __func__, "event");
@@ -866,7 +958,14 @@ DRIVER int cuStreamWaitEvent(void* stream, void* event, unsigned flags) {
   Stream* in = stream_of(stream, __func__);
   Event* one = known(m.events, event, __func__, "event");
   if (flags) return kInvalidValue;
-  if (in->capturing) return in->invalidated = true, 905;  // STREAM_CAPTURE_ISOLATION
+  if (one->captured && (!in->capture || in->capture == one->captured)) {
+    if (one->captured->branches.empty()) return kCapturedEvent;  // That capture has ended.
+    in->capture = one->captured;
+    in->capture->of(in).push_back({Step::kAwait, {}, one->number});
+    in->capture->awaited.insert(one->number);
+    return kSuccess;
+  }
+  if (in->capture) return in->capture->invalidated = true, kCaptureIsolation;
   const uint64_t point = one->recorded;
   submit(in, {[&m, one, point] {
                 Lock lock(m.lock);
@@ -893,6 +992,19 @@ struct LaunchConfig {
   const LaunchAttribute* attributes;
   unsigned attribute_count;
 };
+
+// The caller's memory that a launch is about, by its arguments (abi.h; src/raw.rs fills them).
+std::vector<std::pair<uint64_t, uint64_t>> touched(const Arguments& a) {
+  // By DType's numbers, as src/collective packs them, and by Form.
+  static const uint64_t sizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2}, forms[] = {0, 2, 2, 4, 8};
+  std::vector<std::pair<uint64_t, uint64_t>> all;
+  const bool broadcast = (a.packed & 0xff) == crossccl::kBroadcast;
+  const uint64_t part = broadcast ? a.bytes : a.outer * a.run * (a.form ? forms[a.form] : sizes[a.packed >> 8 & 0xff]);
+  if (a.input && a.bytes) all.push_back({a.input, a.bytes});
+  if (a.output && part) all.push_back({a.output, part});
+  if (a.residual && part) all.push_back({a.residual, part});
+  return all;
+}
 
 DRIVER int cuLaunchKernelEx(const LaunchConfig* config, void* function, void** parameters, void** extra) {
   Lock submitting(machine().submitting);
@@ -924,9 +1036,10 @@ DRIVER int cuLaunchKernelEx(const LaunchConfig* config, void* function, void** p
     if (!signal) continue;
     auto one = holder(signal);
     if (!one || !one->context) misuse("%s: %#llx is no signal buffer", name, (unsigned long long)signal);
-    if (!reaches(in->context, *one))
+    if (!one->mapped && !reaches(in->context, *one))
       misuse("%s: device %d may not touch memory of device %d", name, in->context->device, one->context->device);
-    peers.push_back(one->context);
+    // Kernels of that device run in its primary context, wherever the memory is from.
+    peers.push_back(m.primary[size_t(one->context->device)]);
     launch.uses.push_back(one);
     const std::pair<int, int> pair = {in->context->device, one->context->device};
     const bool writes = kernel->name == "self_test_write", reads = kernel->name == "self_test_read";
@@ -937,18 +1050,35 @@ DRIVER int cuLaunchKernelEx(const LaunchConfig* config, void* function, void** p
     }
   }
   if (peers.empty()) misuse("%s: no signal buffers", name);
-  for (uint64_t address : {arguments->control, arguments->input, arguments->output, arguments->residual}) {
-    if (!address) continue;
-    auto one = holder(address);
-    if (!one) misuse("%s: %#llx is no memory, or no longer", name, (unsigned long long)address);
-    for (Context* peer : peers)
-      if (!reaches(peer, *one))
-        misuse("%s: device %d may not touch memory of device %d", name, peer->device, one->context->device);
-    launch.uses.push_back(one);
+  if (arguments->control) {
+    if (!holder(arguments->control)) misuse("%s: %#llx is no control", name, (unsigned long long)arguments->control);
+    launch.uses.push_back(holder(arguments->control));
   }
+  const auto ranges = touched(*arguments);
+  for (const auto& [address, bytes] : ranges)
+    for (uint64_t at = address; at < address + bytes;) {
+      auto one = holder(at);
+      if (!one) break;
+      launch.uses.push_back(one);
+      at = uint64_t(one->start) + one->bytes;
+    }
   const Entry entry = kernel->entry;
   const int device = in->context->device;
-  launch.run = [=] { run_kernel(entry, *arguments, blocks, device); };
+  const std::vector<uint64_t> signals(arguments->signal, arguments->signal + crossccl::kMaxRanks);
+  launch.run = [=, &m] {
+    late();
+    {
+      Lock lock(m.lock);
+      // Each peer is held to all of a rank's memory, though it reads a part. What a graph was made of is asked in each launch.
+      bool fine = true;
+      for (uint64_t signal : signals) fine = fine && (!signal || touches(in->context, signal, 1));
+      for (const auto& [address, bytes] : ranges)
+        for (Context* peer : peers) fine = fine && touches(peer, address, bytes);
+      if (!fine) m.dead = kIllegalAddress;
+      if (m.dead) return m.progress.notify_all();
+    }
+    run_kernel(entry, *arguments, blocks, device);
+  };
   submit(in, std::move(launch));
   return kSuccess;
 }
@@ -978,7 +1108,7 @@ DRIVER int cuStreamIsCapturing(void* stream, int* status) {
   ENTER();
   if ((uintptr_t)stream < 2 && captures > 0) return kCaptureImplicit;
   Stream* in = stream_of(stream, __func__);
-  *status = !in->capturing ? 0 : in->invalidated ? 2 : 1;
+  *status = !in->capture ? 0 : in->capture->invalidated ? 2 : 1;
   return kSuccess;
 }
 
@@ -992,10 +1122,10 @@ DRIVER int cuThreadExchangeStreamCaptureMode(int* mode) {
 DRIVER int cuStreamBeginCapture_v2(void* stream, int mode) {
   ENTER();
   Stream* in = stream_of(stream, __func__);
-  if (in->capturing || (uintptr_t)stream < 2) return kCaptureUnsupported;
+  if (in->capture || (uintptr_t)stream < 2) return kCaptureUnsupported;
   if (mode != 1) misuse("%s: other threads could not allocate meanwhile", __func__);  // THREAD_LOCAL
-  in->capturing = true, in->invalidated = false;
-  in->captured.clear();
+  in->capture = std::make_shared<Capture>();
+  in->capture->of(in);
   ++captures;
   return kSuccess;
 }
@@ -1003,14 +1133,22 @@ DRIVER int cuStreamBeginCapture_v2(void* stream, int mode) {
 DRIVER int cuStreamEndCapture(void* stream, void** graph) {
   // Under any context; and it ends the capture even where it fails.
   Stream* in = known(machine().streams, stream, __func__, "stream");
-  const bool capturing = in->capturing;
-  in->capturing = false;
-  captures -= capturing;
+  auto capture = in->capture;
+  const bool origin = capture && capture->branches.front().stream == in;
+  std::vector<Capture::Branch> branches;
+  if (origin) {
+    branches.swap(capture->branches);
+    for (const auto& one : branches) one.stream->capture = nullptr;
+    --captures;
+  }
   *graph = nullptr;
   ENTER();
-  if (!capturing) return kInvalidValue;
-  if (in->invalidated) return kCaptureInvalidated;
-  auto* one = new Graph{std::move(in->captured)};
+  if (!origin) return kInvalidValue;
+  if (capture->invalidated) return kCaptureInvalidated;
+  for (const auto& one : branches)
+    if (one.stream != in && (one.steps.back().kind != Step::kRecord || !capture->awaited.count(one.steps.back().event)))
+      return kCaptureUnjoined;
+  auto* one = new Graph{std::move(branches), capture->events};
   m.graphs.insert(one);
   *graph = one;
   return kSuccess;
@@ -1021,7 +1159,11 @@ DRIVER int cuGraphInstantiateWithFlags(void** executable, void* graph, unsigned 
   Graph* from = known(m.graphs, graph, __func__, "graph");
   if (forbidden_now()) return kCaptureUnsupported;
   if (flags) return kInvalidValue;
-  auto* one = new Graph{from->work};
+  auto* one = new Graph{from->branches, from->events};
+  for (size_t i = 1; i < one->branches.size(); ++i) {
+    one->helpers.push_back(new_stream(one->branches[i].stream->context));
+    m.streams.erase(one->helpers.back());  // not to be counted
+  }
   m.executables.insert(one);
   *executable = one;
   return kSuccess;
@@ -1032,12 +1174,26 @@ DRIVER int cuGraphLaunch(void* executable, void* stream) {
   ENTER();
   Graph* one = known(m.executables, executable, __func__, "executable graph");
   Stream* in = stream_of(stream, __func__);
-  for (const Work& work : one->work) {
-    for (const auto& used : work.uses)
-      if (m.memory.count(used->start) == 0 || m.memory[used->start] != used)
-        misuse("%s: a graph whose memory is gone", __func__);
-    submit(in, work);
-  }
+  if (in->capture) misuse("%s: into a capture", __func__);
+  auto passed = std::make_shared<std::vector<bool>>(one->events);
+  for (size_t i = 0; i < one->branches.size(); ++i)
+    for (const Step& step : one->branches[i].steps) {
+      Work work = step.work;
+      for (const auto& used : work.uses)
+        if (m.memory.count(used->start) == 0 || m.memory[used->start] != used)
+          misuse("%s: a graph whose memory is gone", __func__);
+      const size_t event = step.event;
+      if (step.kind == Step::kRecord) work.run = [&m, passed, event] {
+          Lock lock(m.lock);
+          (*passed)[event] = true;
+          m.progress.notify_all();
+        };
+      if (step.kind == Step::kAwait) work.run = [&m, passed, event] {
+          Lock lock(m.lock);
+          m.progress.wait(lock, [&] { return bool((*passed)[event]); });
+        };
+      submit(i == 0 ? in : one->helpers[i - 1], std::move(work));
+    }
   return kSuccess;
 }
 
@@ -1049,21 +1205,192 @@ DRIVER int cuGraphDestroy(void* graph) {
 
 DRIVER int cuGraphExecDestroy(void* executable) {
   ENTER();
-  m.executables.erase(known(m.executables, executable, __func__, "executable graph"));
+  Graph* one = known(m.executables, executable, __func__, "executable graph");
+  m.executables.erase(one);
+  // What is queued is still done.
+  for (Stream* helper : one->helpers) helper->destroyed = true, helper->more.notify_one();
   return kSuccess;
 }
 
+// What drivers answer about each kind of memory, right or not (measured on two H200, driver 580).
+int pointer_attribute(void* to, int which, uint64_t address) {
+  auto one = holder(address);
+  const bool device = one && one->context;
+  switch (which) {
+    case 2: *(unsigned*)to = !one ? 0 : device ? 2 : 1; return kSuccess;                 // MEMORY_TYPE
+    case 3:                                                                              // DEVICE_POINTER
+      if (!current) return kInvalidContext;
+      if (!one || !reaches(current, *one)) return *(uint64_t*)to = 0, kInvalidValue;
+      *(uint64_t*)to = address;
+      return kSuccess;
+    // Of mapped memory it is one for all that is ever mapped there.
+    case 7: *(uint64_t*)to = !one ? 0 : one->mapped ? one->mapped->id : one->id; return kSuccess;  // BUFFER_ID
+    case 8: *(unsigned*)to = one && one->managed; return kSuccess;                       // IS_MANAGED
+    case 9: *(int*)to = device ? one->context->device : -2; return kSuccess;             // DEVICE_ORDINAL
+    case 10:                                                                             // IS_LEGACY_CUDA_IPC_CAPABLE
+      *(unsigned*)to = device && !one->pool && !one->mapped && !one->managed && one->opened.empty();
+      return kSuccess;
+    case 11: *(uint64_t*)to = !one ? 0 : uint64_t(one->mapped ? one->mapped->start : one->start); return kSuccess;
+    case 12: *(size_t*)to = !one ? 0 : one->mapped ? one->mapped->bytes : one->bytes; return kSuccess;  // RANGE_SIZE
+    case 16:  // ACCESS_FLAGS: of a pool it says yes before the pool does.
+      *(unsigned*)to = !one ? 0 : one->pool || (current && reaches(current, *one)) ? 3 : 0;
+      return kSuccess;
+    case 17: *(void**)to = one ? (void*)one->pool : nullptr; return kSuccess;            // MEMPOOL_HANDLE
+    case 18: *(size_t*)to = one ? one->bytes : 0; return kSuccess;                       // MAPPING_SIZE
+    case 19: *(uint64_t*)to = one ? uint64_t(one->start) : 0; return kSuccess;           // MAPPING_BASE_ADDR
+    default: misuse("cuPointerGetAttribute: teach the stand-in the attribute %d", which);
+  }
+}
+
+DRIVER int cuPointerGetAttribute(void* to, int which, uint64_t address) {
+  ENTER();
+  if (!holder(address)) return kInvalidValue;
+  return pointer_attribute(to, which, address);
+}
+
+// What cannot be answered is zero here, and no error.
 DRIVER int cuPointerGetAttributes(unsigned count, const int* which, void** answers, uint64_t address) {
   ENTER();
-  auto one = holder(address);
-  for (unsigned i = 0; i < count; ++i) switch (which[i]) {
-      case 2: *(unsigned*)answers[i] = !one ? 0 : one->context ? 2 : 1; break;           // MEMORY_TYPE
-      case 9: *(int*)answers[i] = one && one->context ? one->context->device : -2; break;  // DEVICE_ORDINAL
-      case 11: *(uint64_t*)answers[i] = one ? uint64_t(one->start) : 0; break;           // RANGE_START_ADDR
-      case 12: *(size_t*)answers[i] = one ? one->bytes : 0; break;                       // RANGE_SIZE
-      case 17: *(void**)answers[i] = one ? (void*)one->pool : nullptr; break;            // MEMPOOL_HANDLE
-      default: misuse("%s: teach the stand-in the attribute %d", __func__, which[i]);
+  for (unsigned i = 0; i < count; ++i) pointer_attribute(answers[i], which[i], address);
+  return kSuccess;
+}
+
+// Virtual memory management: only what is granted is reached, by the device that has the memory too. Pieces are a page at
+// least, and are mapped, granted and unmapped whole.
+constexpr size_t kPage = 4096;
+struct PhysicalProperties {
+  unsigned allocation, handles;
+  Location location;
+};
+
+DRIVER int cuMemAddressReserve(uint64_t* address, size_t bytes, size_t, uint64_t, unsigned long long flags) {
+  ENTER();
+  if (bytes == 0 || bytes % kPage || flags) return kInvalidValue;
+  auto* one = new Reserved{(char*)aligned_alloc(kPage, bytes), bytes, ++m.ids};
+  if (!one->start) return kOutOfMemory;
+  m.reserved.insert(one);
+  *address = uint64_t(one->start);
+  return kSuccess;
+}
+
+DRIVER int cuMemAddressFree(uint64_t address, size_t bytes) {
+  ENTER();
+  for (Reserved* one : m.reserved)
+    if (uint64_t(one->start) == address && one->bytes == bytes) {
+      for (const auto& memory : m.memory)
+        if (memory.second->mapped == one) misuse("%s: something is mapped there", __func__);
+      m.reserved.erase(one);
+      free(one->start);
+      return kSuccess;
     }
+  return kInvalidValue;
+}
+
+DRIVER int cuMemCreate(void** handle, size_t bytes, const PhysicalProperties* properties, unsigned long long flags) {
+  ENTER();
+  const Location& at = properties->location;
+  if (properties->allocation != 1 || at.kind != 1 || at.id < 0 || at.id >= m.devices || flags) return kInvalidValue;
+  if (bytes == 0 || bytes % kPage) return kInvalidValue;
+  m.physical.insert(static_cast<Physical*>(*handle = new Physical{at.id, bytes}));
+  return kSuccess;
+}
+
+DRIVER int cuMemRelease(void* handle) {
+  ENTER();
+  // What is mapped stays.
+  m.physical.erase(known(m.physical, handle, __func__, "memory"));
+  return kSuccess;
+}
+
+DRIVER int cuMemMap(uint64_t address, size_t bytes, size_t offset, void* handle, unsigned long long flags) {
+  ENTER();
+  Physical* from = known(m.physical, handle, __func__, "memory");
+  if (offset || flags || bytes != from->bytes || address % kPage) return kInvalidValue;
+  Reserved* in = nullptr;
+  for (Reserved* one : m.reserved)
+    if (address >= uint64_t(one->start) && address + bytes <= uint64_t(one->start) + one->bytes) in = one;
+  if (!in) return kInvalidValue;
+  for (uint64_t at = address; at < address + bytes; at += kPage)
+    if (holder(at)) return kInvalidValue;
+  Context*& context = m.primary[size_t(from->device)];
+  if (!context) m.contexts.insert(context = new Context{from->device, {}});
+  auto one = std::make_shared<Allocation>();
+  one->start = (char*)address, one->bytes = bytes, one->context = context, one->pool = nullptr, one->coherent = true;
+  one->mapped = in;
+  memset(one->start, 0xC7, bytes);
+  m.memory[one->start] = one;
+  return kSuccess;
+}
+
+DRIVER int cuMemUnmap(uint64_t address, size_t bytes) {
+  ENTER();
+  for (uint64_t at = address; at < address + bytes;) {
+    auto one = holder(at);
+    if (!one || !one->mapped || uint64_t(one->start) != at || at + one->bytes > address + bytes) return kInvalidValue;
+    if (!one->users.empty()) misuse("%s: memory that a stream has work queued on", __func__);
+    at += one->bytes;
+    m.memory.erase(one->start);
+  }
+  return kSuccess;
+}
+
+// Of what is not mapped it says no, whoever reaches it.
+DRIVER int cuMemGetAccess(unsigned long long* flags, const Location* at, uint64_t address) {
+  ENTER();
+  if (at->kind != 1 || at->id < 0 || at->id >= m.devices) return kInvalidValue;
+  auto one = holder(address);
+  if (!one) return kInvalidValue;
+  *flags = one->mapped && one->granted.count(at->id) ? 3 : 0;
+  return kSuccess;
+}
+
+DRIVER int cuMemSetAccess(uint64_t address, size_t bytes, const PoolAccess* access, size_t count) {
+  ENTER();
+  if (forbidden_now()) return kCaptureUnsupported;
+  if (bytes == 0) return kInvalidValue;
+  std::vector<std::shared_ptr<Allocation>> pieces;
+  // Whole ones, without a hole.
+  for (uint64_t at = address; at < address + bytes;) {
+    auto one = holder(at);
+    if (!one || !one->mapped || uint64_t(one->start) != at || at + one->bytes > address + bytes) return kInvalidValue;
+    at += one->bytes;
+    pieces.push_back(one);
+  }
+  for (size_t i = 0; i < count; ++i) {
+    const Location& at = access[i].location;
+    if (at.kind != 1 || at.id < 0 || at.id >= m.devices || (access[i].flags != 3 && access[i].flags != 0)) return kInvalidValue;
+    for (const auto& one : pieces) {
+      if (m.unreachable.count({at.id, one->context->device})) return kPeerAccessUnsupported;
+      if (access[i].flags) one->granted.insert(at.id); else one->granted.erase(at.id);
+    }
+  }
+  return kSuccess;
+}
+
+// Memory that only tests have: the backend never asks for it.
+DRIVER int cuMemAllocManaged(uint64_t* address, size_t bytes, unsigned flags) {
+  ENTER();
+  Context* context = need_context(__func__);
+  if (bytes == 0 || flags != 1) return kInvalidValue;
+  *address = new_memory(bytes, context, nullptr);
+  holder(*address)->managed = true;
+  return kSuccess;
+}
+
+// Of a process that is only thought of.
+DRIVER int cuIpcOpenMemHandle_v2(uint64_t* address, const char*, unsigned) {
+  ENTER();
+  Context* context = need_context(__func__);
+  *address = new_memory(1 << 16, context, nullptr);
+  holder(*address)->opened = {context};
+  return kSuccess;
+}
+
+DRIVER int cuMemHostRegister_v2(void* address, size_t bytes, unsigned) {
+  ENTER();
+  auto one = std::make_shared<Allocation>();
+  one->start = (char*)address, one->bytes = bytes, one->context = nullptr, one->pool = nullptr, one->coherent = true;
+  m.memory[one->start] = one;
   return kSuccess;
 }
 
@@ -1096,6 +1423,13 @@ DRIVER void* standin_context(int device) {
   auto* one = new Context{device, {}};
   m.contexts.insert(one);
   return one;
+}
+
+// Of one function.
+DRIVER uint64_t standin_calls_of(const char* name) {
+  Machine& m = machine();
+  Lock lock(m.lock);
+  return m.calls_of[name];
 }
 
 DRIVER int standin_overlapping() { return overlapping; }

@@ -18,6 +18,11 @@ SIZED(hipStreamCaptureMode, 4);
 SIZED(hipStreamCaptureStatus, 4);
 SIZED(hipStream_t, 8);
 SIZED(size_t, 8);
+/* MemoryLocation and MemoryAccess. */
+SIZED(hipMemLocation, 8);
+SAME(4, offsetof(hipMemLocation, id));
+SIZED(hipMemAccessDesc, 12);
+SAME(8, offsetof(hipMemAccessDesc, flags));
 
 SAME(SYS_SUCCESS, hipSuccess);
 SAME(SYS_INVALID_VALUE, hipErrorInvalidValue);
@@ -40,6 +45,8 @@ SAME(SYS_HOST_PORTABLE, hipHostMallocPortable);
 SAME(SYS_HOST_MAPPED, hipHostMallocMapped);
 SAME(SYS_HOST_COHERENT, hipHostMallocCoherent);
 SAME(SYS_COPY_DEFAULT, hipMemcpyDefault);
+SAME(SYS_MEMORY_ON_DEVICE, hipMemLocationTypeDevice);
+SAME(SYS_MEMORY_READ_WRITE, hipMemAccessFlagsProtReadWrite);
 SAME(SYS_CAPTURE_NONE, hipStreamCaptureStatusNone);
 SAME(SYS_CAPTURE_THREAD_LOCAL, hipStreamCaptureModeThreadLocal);
 SAME(SYS_CAPTURE_RELAXED, hipStreamCaptureModeRelaxed);

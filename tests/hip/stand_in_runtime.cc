@@ -80,6 +80,7 @@ const Named kHipNames[] = {
     {500, "hipErrorNotFound"},
     {600, "hipErrorNotReady"},
     {704, "hipErrorPeerAccessAlreadyEnabled"},
+    {700, "hipErrorIllegalAddress"},
     {719, "hipErrorLaunchFailure"},
     {801, "hipErrorNotSupported"},
     {900, "hipErrorStreamCaptureUnsupported"},
@@ -180,13 +181,72 @@ struct PointerAttributes {
 RUNTIME int hipPointerGetAttributes(PointerAttributes* all, const void* address) {
   CALL(ENTER(); const bool old = hip_version() < 60000000; auto one = holder(uint64_t(address));
        if (!one && old) return kInvalidValue;
-       all->type = !one ? 0 : one->context ? 2 - old : 1 - old;
+       all->managed = one && one->managed;
+       all->type = !one ? 0 : one->managed ? 3 + old : one->context ? 2 - old : 1 - old;
        all->device = one && one->context ? one->context->device : -2; return kSuccess;);
 }
 
 RUNTIME int hipMemGetAddressRange(void** start, size_t* bytes, void* address) {
   CALL(ENTER(); auto one = holder(uint64_t(address)); if (!one) return kNotFound; *start = one->start;
        *bytes = one->bytes; return kSuccess;);
+}
+
+// Memory that is mapped piece by piece, as on CUDA; but of what is not mapped the question is an error.
+RUNTIME int hipMemAddressReserve(uint64_t* address, size_t bytes, size_t alignment, uint64_t wish, unsigned long long flags) {
+  CALL(return cuMemAddressReserve(address, bytes, alignment, wish, flags););
+}
+
+RUNTIME int hipMemCreate(void** handle, size_t bytes, const PhysicalProperties* properties, unsigned long long flags) {
+  CALL(return cuMemCreate(handle, bytes, properties, flags););
+}
+
+RUNTIME int hipMemMap(uint64_t address, size_t bytes, size_t offset, void* handle, unsigned long long flags) {
+  CALL(const int code = cuMemMap(address, bytes, offset, handle, flags); Lock lock(machine().lock);
+       if (code == kSuccess) holder(address)->coherent = false; return code;);
+}
+
+RUNTIME int hipMemUnmap(uint64_t address, size_t bytes) { CALL(return cuMemUnmap(address, bytes);); }
+
+RUNTIME int hipMemGetAccess(unsigned long long* flags, const Location* at, uint64_t address) {
+  CALL(bool mapped; {
+    Lock lock(machine().lock);
+    auto one = holder(address);
+    mapped = one && one->mapped;
+  } const int code = cuMemGetAccess(flags, at, address);
+       return code == kSuccess && !mapped ? int(kInvalidValue) : code;);
+}
+
+RUNTIME int hipMemSetAccess(uint64_t address, size_t bytes, const PoolAccess* access, size_t count) {
+  CALL(return cuMemSetAccess(address, bytes, access, count););
+}
+
+RUNTIME int hipMallocManaged(uint64_t* address, size_t bytes, unsigned flags) {
+  CALL(return cuMemAllocManaged(address, bytes, flags););
+}
+
+// A device has one pool, of which no address tells.
+int own_pool(void** pool, int of) {
+  static std::map<int, Pool*>& pools = *new std::map<int, Pool*>;
+  ENTER();
+  if (of < 0 || of >= m.devices) return kInvalidDevice;
+  if (!m.pools_supported) return kNotSupported;
+  if (!pools[of]) m.pools.insert(pools[of] = new Pool{of, {of}});
+  *pool = pools[of];
+  return kSuccess;
+}
+
+RUNTIME int hipDeviceGetDefaultMemPool(void** pool, int of) { CALL(return own_pool(pool, of);); }
+
+RUNTIME int hipDeviceGetMemPool(void** pool, int of) { CALL(return own_pool(pool, of);); }
+
+RUNTIME int hipMemPoolSetAccess(void* pool, const PoolAccess* access, size_t count) {
+  CALL(return cuMemPoolSetAccess(pool, access, count););
+}
+
+RUNTIME int hipMallocAsync(uint64_t* address, size_t bytes, void* stream) {
+  CALL(void* pool; if (const int code = own_pool(&pool, device)) return code;
+       const int code = cuMemAllocFromPoolAsync(address, bytes, pool, stream); if (code) return code;
+       Lock lock(machine().lock); holder(*address)->coherent = false; return code;);
 }
 
 RUNTIME int hipModuleLoadData(void** module, const void* image) {
@@ -279,6 +339,7 @@ RUNTIME int hipEventElapsedTime(float* milliseconds, void* start, void* stop) {
 RUNTIME void runtime_arm(const char* text) { standin_arm(text); }
 RUNTIME const char* runtime_fired() { return standin_fired(); }
 RUNTIME uint64_t runtime_calls() { return standin_calls(); }
+RUNTIME uint64_t runtime_calls_of(const char* name) { return standin_calls_of(name); }
 RUNTIME uint64_t runtime_alive(const char* what) { return standin_alive(what); }
 // What this thread has set: device, capture mode, last error.
 RUNTIME void runtime_thread(int* to) { to[0] = device, to[1] = capture_mode, to[2] = last_error; }

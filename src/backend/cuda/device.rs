@@ -10,7 +10,7 @@ use super::{
     super::{Fault, Properties},
     driver::{self, Current, Relaxed, call, sys},
     images,
-    memory::Pool,
+    memory::{Pool, Proven},
 };
 use crate::{
     abi::MAX_BLOCKS,
@@ -37,6 +37,7 @@ struct Inner {
     context: sys::CUcontext,
     name: String,
     pool: Pool,
+    proven: Proven,
     functions: OnceLock<Vec<CudaFunction>>,
     loading: Mutex<()>,
     events: Mutex<Vec<EventHandle>>,
@@ -102,6 +103,7 @@ impl CudaDevice {
             context,
             name: String::from_utf8_lossy(&name).into_owned(),
             pool,
+            proven: Proven::default(),
             functions: OnceLock::new(),
             loading: Mutex::new(()),
             events: Mutex::new(Vec::new()),
@@ -121,6 +123,11 @@ impl CudaDevice {
 
     pub(super) fn pool(&self) -> &Pool {
         &self.inner.pool
+    }
+
+    /// The caller's allocations on the device that were looked at.
+    pub(super) fn proven(&self) -> &Proven {
+        &self.inner.proven
     }
 
     pub(super) fn context(&self) -> sys::CUcontext {

@@ -19,7 +19,7 @@ const LIBRARIES: [&str; 2] = ["libcuda.so", "libcuda.so.1"];
 const OLDEST: c_int = 12_000;
 
 /// Every function that is called through the bindings.
-const FUNCTIONS: [&str; 52] = [
+const FUNCTIONS: [&str; 55] = [
     "cuInit",
     "cuDriverGetVersion",
     "cuGetErrorName",
@@ -72,6 +72,9 @@ const FUNCTIONS: [&str; 52] = [
     "cuEventDestroy_v2",
     "cuLaunchKernelEx",
     "cuPointerGetAttributes",
+    "cuPointerGetAttribute",
+    "cuMemGetAccess",
+    "cuMemSetAccess",
 ];
 
 type ElapsedTime = unsafe extern "C" fn(*mut f32, sys::CUevent, sys::CUevent) -> sys::CUresult;

@@ -10,7 +10,7 @@ use super::{
     super::{Fault, Link, Properties},
     driver::{self, Current, Relaxed, call},
     images,
-    memory::Memory,
+    memory::{self, Memory},
     sys,
 };
 use crate::plan::{Blocks, Kernel, Packets};
@@ -176,18 +176,16 @@ impl HipDevice {
         })
     }
 
-    /// Kernels of this device may touch memory of `peer`.
+    /// Kernels of this device may touch memory of `peer`: what was allocated plainly, and by `hipMallocAsync`.
     pub(super) fn enable_access(&self, peer: &HipDevice) -> Result<(), Fault> {
         let driver = driver::driver()?;
         let _current = self.enter()?;
         // SAFETY: it has no pointers.
         match unsafe { (driver.functions.hipDeviceEnablePeerAccess)(peer.inner.number, 0) } {
-            sys::PEER_ACCESS_ALREADY_ENABLED => {
-                driver.forget_last_error();
-                Ok(())
-            }
-            code => driver.check("hipDeviceEnablePeerAccess", code),
+            sys::PEER_ACCESS_ALREADY_ENABLED => driver.forget_last_error(),
+            code => driver.check("hipDeviceEnablePeerAccess", code)?,
         }
+        memory::let_into_pools(self, peer)
     }
 
     /// Every kernel, in the order of [`Kernel::all`], loaded onto the device now: a first launch that loads

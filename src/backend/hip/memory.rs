@@ -1,5 +1,5 @@
 //! Memory. What is given back is kept for the next: `hipFree` waits for the whole device, on which a collective may
-//! spin for a peer whose launch comes later from this very thread. Peer access covers all of it.
+//! spin for a peer whose launch comes later from this very thread. Peer access covers all of what is allocated here.
 
 use std::{
     collections::HashMap,
@@ -178,8 +178,8 @@ pub(super) fn free_host(address: u64, bytes: usize) {
     PINNED.lock().unwrap_or_else(PoisonError::into_inner).push((address, bytes));
 }
 
-/// What the runtime knows of an address: type and device, or nothing.
-fn ask(address: u64) -> Result<Option<(i32, i32)>, Fault> {
+/// What the runtime knows of an address: type, device and whether it is managed, or nothing.
+fn ask(address: u64) -> Result<Option<(i32, i32, bool)>, Fault> {
     let driver = driver::driver()?;
     let mut known = sys::PointerAttributes::NOTHING;
     // SAFETY: a local, larger than the structure.
@@ -189,7 +189,10 @@ fn ask(address: u64) -> Result<Option<(i32, i32)>, Fault> {
             driver.forget_last_error();
             Ok(None)
         }
-        code => driver.check("hipPointerGetAttributes", code).map(|()| Some((known.kind, known.device))),
+        code => {
+            let answer = (known.kind, known.device, known.managed != 0);
+            driver.check("hipPointerGetAttributes", code).map(|()| Some(answer))
+        }
     }
 }
 
@@ -200,28 +203,128 @@ fn range(address: u64) -> Result<(u64, usize), Fault> {
     Ok((start as u64, bytes))
 }
 
-/// Memory of the caller's: on the device, and long enough. Peers reach it by peer access; of a pool of the caller's
-/// that does not let them in, the runtime does not tell.
-pub(super) fn check(device: &HipDevice, address: u64, bytes: usize) -> Result<(), Unfit> {
-    let wrong = |got: String| Unfit::Wrong { expected: format!("memory of device {}", device.ordinal()), got };
-    let _current = device.enter().map_err(Unfit::Unknown)?;
+/// It must be memory of the device, to which pages do not move from others while kernels wait for each other. False where
+/// the runtime knows no memory there.
+fn check_place(device: &HipDevice, address: u64) -> Result<bool, Unfit> {
     let (host, plain) = sys::memory_types(driver::driver().map_err(Unfit::Unknown)?.version);
-    match ask(address).map_err(Unfit::Unknown)? {
-        Some((kind, on)) if kind == plain && on == device.number() => {}
-        Some((kind, on)) if kind == plain => return Err(wrong(format!("memory of device {on} at {address:#x}"))),
-        Some((kind, _)) if kind == host => return Err(wrong(format!("host memory at {address:#x}"))),
-        None | Some((sys::MEMORY_UNREGISTERED, _)) => {
-            return Err(wrong(format!("{address:#x}, which no device knows")));
+    let got = match ask(address).map_err(Unfit::Unknown)? {
+        None => return Ok(false),
+        Some((_, _, true)) => format!("managed memory at {address:#x}"),
+        Some((kind, on, _)) if kind == plain && on == device.number() => return Ok(true),
+        Some((kind, on, _)) if kind == plain => format!("memory of device {on} at {address:#x}"),
+        Some((kind, ..)) if kind == host => format!("host memory at {address:#x}"),
+        // In HIP 5 that number is the host's.
+        Some((sys::MEMORY_UNREGISTERED, ..)) => return Ok(false),
+        Some((kind, ..)) => format!("memory of type {kind} at {address:#x}"),
+    };
+    Err(Unfit::Wrong { expected: format!("memory of device {}", device.ordinal()), got })
+}
+
+/// Whether kernels of the device were granted mapped memory. `None` of any other memory, or where the runtime has none.
+fn granted(reader: &HipDevice, address: u64) -> Result<Option<bool>, Fault> {
+    let driver = driver::driver()?;
+    let Some(get_access) = driver.functions.hipMemGetAccess else { return Ok(None) };
+    let location = sys::MemoryAccess::of(reader.number()).location;
+    let mut flags = 0;
+    // SAFETY: locals.
+    match unsafe { get_access(&raw mut flags, &raw const location, address as *mut c_void) } {
+        sys::INVALID_VALUE | sys::NOT_SUPPORTED => {
+            driver.forget_last_error();
+            Ok(None)
         }
-        Some((kind, _)) => return Err(wrong(format!("memory of type {kind} at {address:#x}"))),
+        code => driver.check("hipMemGetAccess", code).map(|()| Some(flags == sys::MEMORY_READ_WRITE as u64)),
     }
-    let (start, size) = range(address).map_err(Unfit::Unknown)?;
-    let end = start.saturating_add(size as u64);
-    if address.saturating_add(bytes as u64) > end {
-        let expected = format!("{bytes} bytes within one allocation");
-        return Err(Unfit::Wrong { expected, got: format!("{} bytes from {address:#x} on", end - address.min(end)) });
+}
+
+/// Lets kernels of the device into one mapped piece, which is granted whole.
+fn grant(reader: &HipDevice, (start, bytes): (u64, usize)) -> Result<(), Fault> {
+    let driver = driver::driver()?;
+    let Some(set_access) = driver.functions.hipMemSetAccess else {
+        return Err(Fault::new("hipMemSetAccess", sys::NOT_SUPPORTED.into(), "the runtime does not have it"));
+    };
+    let access = sys::MemoryAccess::of(reader.number());
+    let _relaxed = Relaxed::enter()?;
+    // SAFETY: a local.
+    driver.check("hipMemSetAccess", unsafe { set_access(start as *mut c_void, bytes, &raw const access, 1) })
+}
+
+/// Lets kernels of `reader` into the pools from which `hipMallocAsync` takes memory of `device` by itself: peer access does
+/// not cover them, and of an address the runtime does not tell the pool.
+pub(super) fn let_into_pools(reader: &HipDevice, device: &HipDevice) -> Result<(), Fault> {
+    let driver = driver::driver()?;
+    let functions = &driver.functions;
+    let Some(set_access) = functions.hipMemPoolSetAccess else { return Ok(()) };
+    let access = sys::MemoryAccess::of(reader.number());
+    let default = ("hipDeviceGetDefaultMemPool", functions.hipDeviceGetDefaultMemPool);
+    let mut before = std::ptr::null_mut();
+    for (name, get) in [default, ("hipDeviceGetMemPool", functions.hipDeviceGetMemPool)] {
+        let Some(get) = get else { continue };
+        let mut pool: sys::Pool = std::ptr::null_mut();
+        // SAFETY: a local.
+        match unsafe { get(&raw mut pool, device.number()) } {
+            // The device has none.
+            sys::NOT_SUPPORTED => driver.forget_last_error(),
+            code => driver.check(name, code)?,
+        }
+        if pool.is_null() || pool == before {
+            continue;
+        }
+        before = pool;
+        // SAFETY: the pool is the runtime's; a local.
+        driver.check("hipMemPoolSetAccess", unsafe { set_access(pool, &raw const access, 1) })?;
     }
     Ok(())
+}
+
+/// Memory of the caller's: on the device, and long enough. Peers reach it by peer access; memory that a framework maps
+/// piece by piece is granted to them, since peer access does not cover it. Of other pools than the device's own the runtime
+/// does not tell.
+pub(super) fn check(device: &HipDevice, peers: &[&HipDevice], address: u64, bytes: usize) -> Result<(), Unfit> {
+    let _current = device.enter().map_err(Unfit::Unknown)?;
+    let (mut at, end) = (address, address.saturating_add(bytes as u64));
+    let short = |at: u64, what: &str| {
+        let got = format!("{} bytes from {address:#x} on", at - address.min(at));
+        Err(Unfit::Wrong { expected: format!("{bytes} {what}"), got })
+    };
+    loop {
+        if !check_place(device, at)? {
+            let expected = format!("memory of device {}", device.ordinal());
+            let unknown = Unfit::Wrong { expected, got: format!("{address:#x}, which no device knows") };
+            return if at == address { Err(unknown) } else { short(at, "mapped bytes") };
+        }
+        let piece = range(at).map_err(Unfit::Unknown)?;
+        let next = piece.0.saturating_add(piece.1 as u64);
+        if !check_piece(device, peers, at, piece)? {
+            return if end > next { short(next, "bytes within one allocation") } else { Ok(()) };
+        }
+        if next >= end || next <= at {
+            return Ok(());
+        }
+        at = next;
+    }
+}
+
+/// Lets the device and its peers into a mapped piece; false of memory that is not mapped.
+fn check_piece(device: &HipDevice, peers: &[&HipDevice], address: u64, piece: (u64, usize)) -> Result<bool, Unfit> {
+    match granted(device, address).map_err(Unfit::Unknown)? {
+        None => return Ok(false),
+        Some(true) => {}
+        Some(false) => match grant(device, piece) {
+            Ok(()) => {}
+            // Some runtimes say so of plain memory, which cannot be granted.
+            Err(fault) if [sys::INVALID_VALUE, sys::NOT_SUPPORTED].map(i64::from).contains(&fault.code) => {
+                return Ok(false);
+            }
+            Err(fault) => return Err(Unfit::Unknown(fault)),
+        },
+    }
+    for (at, peer) in peers.iter().enumerate() {
+        if *peer != device && granted(peer, address).map_err(Unfit::Unknown)? != Some(true) {
+            let reason = |fault: Fault| format!("{}: {}", fault.call, fault.name);
+            grant(peer, piece).map_err(|fault| Unfit::Unreachable { peer: at, reason: reason(fault) })?;
+        }
+    }
+    Ok(true)
 }
 
 #[cfg(test)]

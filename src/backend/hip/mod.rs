@@ -74,8 +74,8 @@ unsafe impl Backend for Hip {
         from.enable_access(to)
     }
 
-    fn check_memory(device: &HipDevice, _peers: &[&HipDevice], address: u64, bytes: usize) -> Result<(), Unfit> {
-        memory::check(device, address, bytes)
+    fn check_memory(device: &HipDevice, peers: &[&HipDevice], address: u64, bytes: usize) -> Result<(), Unfit> {
+        memory::check(device, peers, address, bytes)
     }
 
     fn allocate(device: &HipDevice, kind: MemoryKind, bytes: usize) -> Result<u64, Fault> {

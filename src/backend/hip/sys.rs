@@ -23,6 +23,7 @@ handles! {
     Graph GraphObject
     GraphExec GraphExecObject
     GraphNode GraphNodeObject
+    Pool PoolObject
 }
 
 /// Hands every function to the macro `$then`: the one list. Required ones are in HIP 5.2 and later.
@@ -78,11 +79,17 @@ macro_rules! for_each_function {
                 hipEventDestroy(event: Event) -> Code;
                 hipEventElapsedTime(milliseconds: *mut f32, start: Event, stop: Event) -> Code;
             }
-            // One of the first two: the structure grew in HIP 6, and got another symbol. The last is not in HIP 5.2.
+            // One of the first two: the structure grew in HIP 6, and got another symbol. The others are not in all of HIP 5.
             optional {
                 hipGetDeviceProperties(properties: *mut DeviceProperties, device: c_int) -> Code;
                 hipGetDevicePropertiesR0600(properties: *mut DeviceProperties, device: c_int) -> Code;
                 hipStreamGetDevice(stream: Stream, device: *mut c_int) -> Code;
+                hipMemGetAccess(flags: *mut u64, location: *const MemoryLocation, address: *mut c_void) -> Code;
+                hipMemSetAccess(
+                    address: *mut c_void, bytes: usize, access: *const MemoryAccess, count: usize) -> Code;
+                hipDeviceGetDefaultMemPool(pool: *mut Pool, device: c_int) -> Code;
+                hipDeviceGetMemPool(pool: *mut Pool, device: c_int) -> Code;
+                hipMemPoolSetAccess(pool: Pool, access: *const MemoryAccess, count: usize) -> Code;
             }
         }
     };
@@ -134,7 +141,10 @@ macro_rules! table {
                     $(stringify!($name) => Some(hip_sys::hiprt::$name as *const ()),)*
                     // The older one alone: the bindings are of HIP 5.
                     "hipGetDeviceProperties" => Some(hip_sys::hiprt::hipGetDeviceProperties as *const ()),
-                    _ => None,
+                    "hipGetDevicePropertiesR0600" => None,
+                    // Not in the bindings. The runtime that is linked may be newer, and is in the process already.
+                    // SAFETY: looked for only.
+                    other => unsafe { libloading::os::unix::Library::this().get::<*const ()>(other) }.ok().map(|f| *f),
                 };
                 // SAFETY: by these names; that the types are those of the bindings, tests/hip-sys-check checks.
                 unsafe { Functions::new(find) }
@@ -200,6 +210,32 @@ pub(super) const CAPTURE_THREAD_LOCAL: c_int = 1;
 /// `hipStreamCaptureModeRelaxed`
 pub(super) const CAPTURE_RELAXED: c_int = 2;
 
+/// `hipMemLocationTypeDevice`
+pub(super) const MEMORY_ON_DEVICE: c_int = 1;
+/// `hipMemAccessFlagsProtReadWrite`
+pub(super) const MEMORY_READ_WRITE: c_int = 3;
+
+/// `hipMemLocation`
+#[repr(C)]
+pub(super) struct MemoryLocation {
+    pub(super) kind: c_int,
+    pub(super) id: c_int,
+}
+
+/// `hipMemAccessDesc`
+#[repr(C)]
+pub(super) struct MemoryAccess {
+    pub(super) location: MemoryLocation,
+    pub(super) flags: c_int,
+}
+
+impl MemoryAccess {
+    /// All of it, for kernels of a device.
+    pub(super) const fn of(device: c_int) -> Self {
+        MemoryAccess { location: MemoryLocation { kind: MEMORY_ON_DEVICE, id: device }, flags: MEMORY_READ_WRITE }
+    }
+}
+
 /// `hipPointerAttribute_t`, and room.
 #[repr(C)]
 pub(super) struct PointerAttributes {
@@ -260,3 +296,4 @@ pub(super) const NAME_BYTES: usize = 256;
 
 // What `scripts/check-hip-abi` holds against the headers.
 const _: () = assert!(std::mem::offset_of!(PointerAttributes, flags) == 28 && size_of::<PointerAttributes>() == 256);
+const _: () = assert!(size_of::<MemoryLocation>() == 8 && size_of::<MemoryAccess>() == 12);

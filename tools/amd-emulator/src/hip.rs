@@ -471,6 +471,11 @@ functions! {
         });
         set(to.cast(), found)
     }
+    fn hipMemGetAccess(flags: *mut u64, location: *const c_void, address: *mut c_void) {
+        // It is about memory that was mapped by hipMemMap, which this has not.
+        let _ = (flags, location, address);
+        Err(codes::INVALID_VALUE)
+    }
     fn hipMemGetAddressRange(start: *mut *mut c_void, bytes: *mut usize, address: *mut c_void) {
         let core = runtime().lock();
         let found = *core.map.find(address as u64).ok_or(codes::NOT_FOUND)?;
