@@ -10,13 +10,15 @@ array([1.5, 1.5], dtype=float32)
 `Communicator` drives all ranks from one thread; its `ranks` are handles for a thread each. A rank that does not come, or
 comes with something else, becomes an exception that names it, and `reset` goes on.
 
-Streams: a call runs in the stream that is named, and then the order of what fills and reads the arrays is the caller's: no
-library is asked to synchronise, so that calls can be captured. If none is named, a call runs where the array's library works
-now, as far as that tells (PyTorch does), else in the device's default stream; what fills the arrays comes first either way.
+Streams: a call runs in the stream that you name. Then the order of what fills and reads the arrays is yours: no
+library is asked to synchronise, so that calls can be captured. If you name none, a call runs in the current stream of
+the array's library if that tells it (PyTorch does), else in the device's default stream. What fills the arrays comes
+first either way.
 
-Signals: while a call waits, Python runs its signal handlers at least every tenth of a second; like all of Python's, in the main
-thread. If a handler raises, as Ctrl-C's does, the exception leaves the call, and what was enqueued stays in flight, its arrays
-kept: `synchronize` waits on, `abort` and then `reset` give it up. A reset that is interrupted is as one that timed out.
+Signals: while a call waits, Python runs its signal handlers at least every tenth of a second, in the main thread as
+always. If a handler raises, as Ctrl-C's does, its exception leaves the call. What was enqueued stays in flight, and
+its arrays are kept: `synchronize` waits on, `abort` and then `reset` give it up. An interrupted reset is as one that
+timed out.
 """
 
 import contextlib
@@ -145,8 +147,8 @@ class _Handles:
             raise busy(call, rank)
 
     def slices(self, rank, call, step, last):
-        """Calls `step` until it answers that the wait is over, then `last`: to Python's other threads, one call. In between,
-        Python runs its signal handlers, whose exceptions leave it.
+        """Calls `step` until it answers that the wait is over, then `last`: to Python's other threads, one call. In
+        between, Python runs its signal handlers, whose exceptions leave it.
         """
         me, mine = threading.get_ident(), False
         try:
@@ -302,8 +304,8 @@ class Rank:
     def reduce_scatter(self, input, output=None, op="sum", *, stream=None, wait=True):
         """This rank's part of a reduce-scatter; its part of the result, 1/count of the input along the first axis.
 
-        `op` is sum, prod (or product), max, min or avg (or average). Without an output there is a new array of NumPy, on the CPU alone. An output at the
-        rank's own part of the input is in place.
+        `op` is sum, prod (or product), max, min or avg (or average). Without an output there is a new array of NumPy,
+        on the CPU alone. An output at the rank's own part of the input is in place.
         """
         call = "reduce_scatter"
         op, stream = _choice(call, "op", OP_NAMES, op), _stream(call, stream)
@@ -350,8 +352,8 @@ class Rank:
         return numpy.empty(shape, like.dtype)
 
     def synchronize(self):
-        """Waits until everything that this rank enqueued is complete; raises what failed. After an exception of a signal
-        handler it is still in flight, and can be waited for again.
+        """Waits until everything that this rank enqueued is complete; raises what failed. After an exception of a
+        signal handler it is still in flight, and can be waited for again.
         """
         handles, rank = self._handles, self._index
 
@@ -362,8 +364,8 @@ class Rank:
         self._kept.clear()
 
     def reset(self, timeout=30.0):
-        """Makes the communicator usable again after a failure. Every rank's thread calls it; `timeout` is in seconds. After
-        an exception of a signal handler this rank is not there any more, as after a `Timeout`; call it again.
+        """Makes the communicator usable again after a failure. Every rank's thread calls it; `timeout` is in seconds.
+        After an exception of a signal handler this rank is not there any more, as after a `Timeout`; call it again.
         """
         end = time.monotonic() + _milliseconds("reset", timeout) / 1000
         # Not 0: this rank is in no reset yet.
@@ -411,8 +413,8 @@ class Communicator:
     since in one default stream the ranks' work would wait for itself. It ends when it is closed, or nobody has it or a rank of
     it.
 
-    As a context it waits, at the end, for what is in flight. It aborts that instead where a signal's exception ended a wait, or
-    leaves the block (`KeyboardInterrupt`, `SystemExit`).
+    As a context it waits, at the end, for what is in flight. If a signal's exception ended a wait, or leaves the block
+    (`KeyboardInterrupt`, `SystemExit`), it aborts that instead.
     """
 
     def __init__(self, devices, *, backend="auto", timeout=30.0, strict=False, virtual_ranks=False):

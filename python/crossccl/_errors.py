@@ -14,8 +14,8 @@ class InvalidArgument(Error, ValueError):
 
 
 class ExportError(InvalidArgument, BufferError):
-    """An array's library does not hand over its memory, or the memory does not hold the array's values. `__cause__` is what
-    the library raised, if it did. Nothing was launched.
+    """An array's library does not hand over its memory, or the memory does not hold the array's values. `__cause__` is
+    what the library raised, if it did. Nothing was launched.
     """
 
 

@@ -257,8 +257,8 @@ def _of_tensor(wrong, array, tensor, flags, written, keep):
 
 
 def _check_values(wrong, array):
-    """What PyTorch's tensors say besides, and its exchange API does not ask: their memory has other values than they, or a
-    gradient that would not see what is written.
+    """What PyTorch's exchange API does not tell: the memory of a lazy view has other values than the view, and a
+    gradient does not see what is written.
     """
     for lazily, word in (("neg", "negated"), ("conj", "conjugated")):
         asked = getattr(array, f"is_{lazily}", None)

@@ -9,7 +9,9 @@ import numpy as np
 from crossccl import _memory
 
 Versioned, Tensor = _memory._Versioned, _memory._DLTensor
-_new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, c_void_p, ctypes.c_char_p, c_void_p)(("PyCapsule_New", ctypes.pythonapi))
+_new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, c_void_p, ctypes.c_char_p, c_void_p)(
+    ("PyCapsule_New", ctypes.pythonapi)
+)
 CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
 # What was lent and not given back, by address.
 lent = {}
@@ -78,7 +80,11 @@ class Api(_memory._ExchangeApi):
 
 def with_api(base, api):
     """A type beside `base`, whose objects are exchanged by `api`."""
-    return type("Exchanged", (base,), {"__dlpack_c_exchange_api__": _new_capsule(ctypes.addressof(api), b"dlpack_exchange_api", None)})
+    return type(
+        "Exchanged",
+        (base,),
+        {"__dlpack_c_exchange_api__": _new_capsule(ctypes.addressof(api), b"dlpack_exchange_api", None)},
+    )
 
 
 API = Api()

@@ -207,6 +207,10 @@ class Unwilling(Tensor):
         raise RuntimeError("not now")
 
 
+OTHER_VALUES = "expected a tensor whose memory has its values"
+FOREIGN = "expected memory by DLPack, got"
+
+
 class Nowhere(Tensor):
     def __dlpack_device__(self):
         raise ValueError("spread over two devices")
@@ -215,20 +219,23 @@ class Nowhere(Tensor):
 @pytest.mark.parametrize(
     "given, text",
     [
-        (Lazy(np.zeros(3)), "expected a tensor whose memory has its values (see resolve_conj), got a lazily conjugated view"),
-        (Negated(np.zeros(3)), "expected a tensor whose memory has its values (see resolve_neg), got a lazily negated view"),
+        (Lazy(np.zeros(3)), f"{OTHER_VALUES} (see resolve_conj), got a lazily conjugated view"),
+        (Negated(np.zeros(3)), f"{OTHER_VALUES} (see resolve_neg), got a lazily negated view"),
         (WithGradient(np.zeros(3)), "expected a tensor that requires no gradient (see detach), got one that does"),
         (
             exchange.Exchanged(np.zeros(3), address=0),
             "expected a tensor that has memory itself (of a DTensor, see to_local), got Exchanged, whose address is 0",
         ),
-        (exchange.Exchanged(np.zeros(3), flags=2), "expected memory of its own, got Exchanged, of which its library lends a copy"),
+        (
+            exchange.Exchanged(np.zeros(3), flags=2),
+            "expected memory of its own, got Exchanged, of which its library lends a copy",
+        ),
         (
             exchange.Exchanged(np.zeros(3), address=-1),
-            "expected memory by DLPack, got BufferError from Exchanged: no DLPack tensor, and no exception that says why",
+            f"{FOREIGN} BufferError from Exchanged: no DLPack tensor, and no exception that says why",
         ),
-        (Unwilling(np.zeros(3)), "expected memory by DLPack, got RuntimeError from Unwilling: not now"),
-        (Nowhere(np.zeros(3)), "expected memory by DLPack, got ValueError from Nowhere: spread over two devices"),
+        (Unwilling(np.zeros(3)), f"{FOREIGN} RuntimeError from Unwilling: not now"),
+        (Nowhere(np.zeros(3)), f"{FOREIGN} ValueError from Nowhere: spread over two devices"),
     ],
 )
 def test_what_a_library_does_not_hand_over(given, text):
@@ -284,14 +291,15 @@ def test_numbers_of_numpy():
                 with pytest.raises(crossccl.InvalidArgument) as refused:
                     call(arrays, wrong)
                 assert str(refused.value) == text
-        with pytest.raises(crossccl.InvalidArgument, match="stream: expected the handle of a stream, a whole number, got True"):
+        with pytest.raises(crossccl.InvalidArgument, match="stream: expected the handle of a stream, .*, got True"):
             comm.broadcast(arrays, streams=[None, True])
     assert [rank.device for rank in communicator(np.array([0, 1])).ranks] == [0, 1]
     assert [rank.device for rank in communicator([np.int32(1), 0]).ranks] == [1, 0]
     for wrong in (True, np.True_, "cpu", 1.5, -1):
         with pytest.raises(crossccl.InvalidArgument) as refused:
             communicator(wrong)
-        assert str(refused.value) == f"Communicator: devices: expected a number of ranks, or the device of each, got {wrong!r}"
+        text = f"Communicator: devices: expected a number of ranks, or the device of each, got {wrong!r}"
+        assert str(refused.value) == text
 
 
 @pytest.mark.parametrize("name, other", [("prod", "product"), ("avg", "average")])

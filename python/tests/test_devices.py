@@ -1,6 +1,6 @@
-"""Arrays on two devices, of libraries that stand for PyTorch, CuPy and JAX, on the stand-in for CUDA's driver (tests/cuda): which
-stream a call takes, what the library is asked, and that none of it needs another current device. test_gpus.py has the
-libraries themselves, on GPUs."""
+"""Arrays on two devices, of types that stand for PyTorch, CuPy and JAX, on the stand-in for CUDA's driver (tests/cuda):
+which stream a call takes, what the library is asked, and that none of it needs another current device. test_gpus.py has
+the libraries themselves, on GPUs."""
 
 import contextlib
 import ctypes
@@ -233,10 +233,22 @@ def test_memory_elsewhere(comm, streams):
     good = [Torch(0, 1), Torch(1, 2)]
     cpu = exchange.Exchanged(np.zeros(COUNT, np.float32))
     for given, text in (
-        ([good[1], good[0]], "array of rank 0: expected memory of cuda device 0 (DLPack type 2), got DLPack type 2, device 1"),
-        ([good[0], cpu], "array of rank 1: expected memory of cuda device 1 (DLPack type 2), got DLPack type 1, device 0"),
-        ([good[0], OnDevice(0, 1)], "array of rank 1: expected memory of cuda device 1 (DLPack type 2), got DLPack type 2, device 0"),
-        ([good[0], cpu.array], "array of rank 1: expected memory of a cuda device, by DLPack, got ndarray in host memory"),
+        (
+            [good[1], good[0]],
+            "array of rank 0: expected memory of cuda device 0 (DLPack type 2), got DLPack type 2, device 1",
+        ),
+        (
+            [good[0], cpu],
+            "array of rank 1: expected memory of cuda device 1 (DLPack type 2), got DLPack type 1, device 0",
+        ),
+        (
+            [good[0], OnDevice(0, 1)],
+            "array of rank 1: expected memory of cuda device 1 (DLPack type 2), got DLPack type 2, device 0",
+        ),
+        (
+            [good[0], cpu.array],
+            "array of rank 1: expected memory of a cuda device, by DLPack, got ndarray in host memory",
+        ),
     ):
         with pytest.raises(crossccl.InvalidArgument) as refused:
             comm.broadcast(given)

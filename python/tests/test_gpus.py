@@ -1,5 +1,5 @@
-"""Tensors of PyTorch, arrays of CuPy and JAX, on the GPUs that are here: two of them, or ranks that share one. What is not
-installed is skipped by name. `scripts/gpu-tests` runs this; on the stand-in for the driver, test_devices.py."""
+"""Tensors of PyTorch, arrays of CuPy and JAX, on the GPUs that are here: two of them, or ranks that share one. What is
+not installed is skipped by name. `scripts/gpu-tests` runs this; on the stand-in for the driver, test_devices.py."""
 
 import os
 import subprocess
@@ -332,7 +332,9 @@ def test_large(comm):
         free = torch.cuda.mem_get_info(device)[0]
         if free < 3 * 2 * count * DEVICES.count(device) * 1.1:
             pytest.skip(f"device {device} has {free >> 30} GiB free: too little for 2 GiB a rank")
-    inputs = [torch.full((count,), rank + 1, dtype=torch.bfloat16, device=f"cuda:{d}") for rank, d in enumerate(DEVICES)]
+    inputs = [
+        torch.full((count,), rank + 1, dtype=torch.bfloat16, device=f"cuda:{d}") for rank, d in enumerate(DEVICES)
+    ]
     outputs = [torch.empty(count // 2, dtype=torch.bfloat16, device=f"cuda:{device}") for device in DEVICES]
     comm.reduce_scatter(inputs, outputs)
     begin = time.perf_counter()
@@ -347,8 +349,8 @@ def test_large(comm):
 
 @pytest.mark.parametrize("virtual", [False, True])
 def test_expandable_segments(virtual):
-    """Memory that PyTorch maps piece by piece, to which peers may have no access: right, or refused by name; and the process's
-    contexts are whole afterwards. In a process of its own, since PyTorch is told at its start.
+    """Memory that PyTorch maps piece by piece, to which peers may have no access: right, or refused by name; and the
+    process's contexts are whole afterwards. In a process of its own, since PyTorch is told at its start.
     """
     if not virtual and GPUS < 2:
         pytest.skip("one GPU")
@@ -394,7 +396,9 @@ def of_cupy(cupy, device, values, dtype):
 
 @pytest.mark.parametrize("name", ["int32", "uint64", "float16", "float32", "float64"])
 def test_cupy(cupy, comm, name):
-    inputs = [of_cupy(cupy, device, [one % 7 + rank for one in range(1000)], name) for rank, device in enumerate(DEVICES)]
+    inputs = [
+        of_cupy(cupy, device, [one % 7 + rank for one in range(1000)], name) for rank, device in enumerate(DEVICES)
+    ]
     outputs = [of_cupy(cupy, device, [0] * 500, name) for device in DEVICES]
     comm.reduce_scatter(inputs, outputs)
     got = [one for output in outputs for one in cupy.asnumpy(output).tolist()]

@@ -1,5 +1,5 @@
-"""Signals while a call waits: Python hears them, and what an exception of theirs leaves behind is defined. Each wait here is for
-a rank that does not come."""
+"""Signals while a call waits: Python hears them, and what an exception of theirs leaves behind is defined. Each wait
+here is for a rank that does not come."""
 
 import gc
 import os
@@ -195,7 +195,9 @@ def test_no_other_thread_comes_in_between_two_slices():
             end = time.monotonic() + 0.35
             while time.monotonic() < end:
                 for call in calls:
-                    with pytest.raises(crossccl.InvalidUsage, match="another thread is in a call with the handle of rank 0"):
+                    with pytest.raises(
+                        crossccl.InvalidUsage, match="another thread is in a call with the handle of rank 0"
+                    ):
                         call()
         finally:
             rank.abort()

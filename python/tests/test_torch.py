@@ -147,6 +147,8 @@ def test_jax():
         outputs = [np.zeros(4, np.float32), torch.zeros(4)]
         comm.reduce_scatter(inputs, outputs)
         assert np.concatenate(outputs).tolist() == [2 * one + 1 for one in range(8)]
-        with pytest.raises(crossccl.InvalidArgument, match="array of rank 1: .*got an array of JAX, which is immutable"):
+        with pytest.raises(
+            crossccl.InvalidArgument, match="array of rank 1: .*got an array of JAX, which is immutable"
+        ):
             comm.broadcast(inputs)
         comm.broadcast([inputs[0], np.zeros(8, np.float32)])

@@ -269,9 +269,9 @@ pub unsafe extern "C" fn crosscclCommSynchronize(comm: crosscclComm_t) -> crossc
     })
 }
 
-/// Waits for what this rank enqueued, timeout_ms at most (0 only asks), and writes to done: 1 once all of it is complete, else
-/// 0. It does not tell the outcome: crosscclCommSynchronize does, at once then. For programs that must look for something else
-/// while they wait, for signals say.
+/// Waits for what this rank enqueued, timeout_ms at most (0 only asks), and writes to done: 1 once all of it is
+/// complete, else 0. It does not tell the outcome: crosscclCommSynchronize does, at once then. For programs that must
+/// look for something else while they wait, for signals say.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn crosscclCommWait(comm: crosscclComm_t, timeout_ms: i64, done: *mut c_int) -> crosscclResult_t {
     const CALL: &str = "crosscclCommWait";
@@ -303,10 +303,10 @@ pub unsafe extern "C" fn crosscclCommReset(comm: crosscclComm_t, timeout_ms: i64
     })
 }
 
-/// As crosscclCommReset, but waits timeout_ms at most (0 only asks) and writes to done: 1 once the reset is over, with its
-/// outcome as the answer; else 0. Until then the rank counts as there: call this again. crosscclCommReset waits for the last
-/// time: where not all ranks come in its time, it answers crosscclTimeout, and the rank is not there any more. In between, the
-/// handle takes no collective.
+/// As crosscclCommReset, but waits timeout_ms at most (0 only asks) and writes to done: 1 once the reset is over, with
+/// its outcome as the answer; else 0. Until then the rank counts as there: call this again. crosscclCommReset waits for
+/// the last time: where not all ranks come in its time, it answers crosscclTimeout, and the rank is not there any more.
+/// In between, the handle takes no collective.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn crosscclCommResetWait(
     comm: crosscclComm_t,
@@ -326,7 +326,8 @@ pub unsafe extern "C" fn crosscclCommResetWait(
     })
 }
 
-/// The same as crosscclCommReset in one thread: comms are the ncomm handles of a communicator's ranks, all of them, in any order.
+/// The same as crosscclCommReset in one thread: comms are the ncomm handles of a communicator's ranks, all of them, in
+/// any order.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn crosscclCommResetAll(comms: *const crosscclComm_t, ncomm: c_int) -> crosscclResult_t {
     const CALL: &str = "crosscclCommResetAll";
