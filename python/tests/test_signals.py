@@ -176,13 +176,22 @@ def test_a_handler_that_uses_the_rank():
         comm.synchronize()
 
 
-def test_no_other_thread_comes_in_between_two_slices():
-    with communicator(None) as comm, ThreadPoolExecutor(1) as threads:
+def test_no_other_thread_comes_in_between_two_slices(monkeypatch):
+    monkeypatch.setattr(crossccl, "_SLICE_MS", 0)
+    with communicator(3.0) as comm, ThreadPoolExecutor(1) as threads:
+        slice = comm._handles.wait_step
+
+        def step(rank):
+            over = slice(rank)
+            # Here the library has nobody in a call.
+            time.sleep(0.02)
+            return over
+
+        monkeypatch.setattr(comm._handles, "wait_step", step)
         rank = comm.ranks[0]
         rank.broadcast(np.zeros(10), root=1, wait=False)
         waiting = threads.submit(rank.synchronize)
-        while comm._handles.waits[0] is None:
-            time.sleep(0.001)
+        time.sleep(0.1)
         calls = [
             lambda: rank.broadcast(np.zeros(10), root=1),
             lambda: rank.reduce_scatter(np.zeros(10)),
