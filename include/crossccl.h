@@ -202,12 +202,24 @@ crosscclResult_t crosscclCommGetAsyncError(crosscclComm_t comm,
 // failure as well.
 crosscclResult_t crosscclCommSynchronize(crosscclComm_t comm);
 
+// Waits for what this rank enqueued, timeout_ms at most (0 only asks), and writes to done: 1 once all of it is
+// complete, else 0. It does not tell the outcome: crosscclCommSynchronize does, at once then. For programs that must
+// look for something else while they wait, for signals say.
+crosscclResult_t crosscclCommWait(crosscclComm_t comm, int64_t timeout_ms, int *done);
+
 // Makes the communicator usable again after a failure. Every rank's handle must call it, each in a thread of its own; it
 // returns when all have, or after timeout_ms (above 0). Until then buffers of the failed call may still be touched.
 crosscclResult_t crosscclCommReset(crosscclComm_t comm,
                                    int64_t timeout_ms);
 
-// The same in one thread: comms are the ncomm handles of a communicator's ranks, all of them, in any order.
+// As crosscclCommReset, but waits timeout_ms at most (0 only asks) and writes to done: 1 once the reset is over, with
+// its outcome as the answer; else 0. Until then the rank counts as there: call this again. crosscclCommReset waits for
+// the last time: where not all ranks come in its time, it answers crosscclTimeout, and the rank is not there any more.
+// In between, the handle takes no collective.
+crosscclResult_t crosscclCommResetWait(crosscclComm_t comm, int64_t timeout_ms, int *done);
+
+// The same as crosscclCommReset in one thread: comms are the ncomm handles of a communicator's ranks, all of them, in
+// any order.
 crosscclResult_t crosscclCommResetAll(const crosscclComm_t *comms, int ncomm);
 
 // Writes the number of ranks.

@@ -89,14 +89,23 @@ class Rank {
     check(crosscclReduceScatter(send, recv, recvcount, Datatype<T>::value, op, comm_, stream));
   }
   void synchronize() { check(crosscclCommSynchronize(comm_)); }
+  // Whether all that was enqueued is complete by then; synchronize tells the outcome.
+  bool wait_for(std::int64_t timeout_ms) { return over(crosscclCommWait, timeout_ms); }
   void abort() { check(crosscclCommAbort(comm_)); }
   void reset(std::int64_t timeout_ms) { check(crosscclCommReset(comm_, timeout_ms)); }
+  // Whether the reset is over by then; the rank counts as there until it is, or until reset has thrown.
+  bool reset_for(std::int64_t timeout_ms) { return over(crosscclCommResetWait, timeout_ms); }
 
  private:
   int ask(crosscclResult_t (*question)(crosscclComm_t, int*)) const {
     int answer = 0;
     check(question(comm_, &answer));
     return answer;
+  }
+  bool over(crosscclResult_t (*wait)(crosscclComm_t, std::int64_t, int*), std::int64_t timeout_ms) {
+    int done = 0;
+    check(wait(comm_, timeout_ms, &done));
+    return done != 0;
   }
   crosscclComm_t comm_;
 };

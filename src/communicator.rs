@@ -574,6 +574,16 @@ impl<B: Backend> Launched<B> {
         self.shared.outcome(&self.launches)
     }
 
+    /// Waits until all of it is complete, or until the deadline: whether it is. The outcome is not told.
+    pub(crate) fn passed_by(&self, deadline: Option<Instant>) -> Result<bool> {
+        for launch in &self.launches {
+            if !launch.passed_by(deadline).map_err(|f| self.shared.driver_error(launch.rank, f))? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// As [`wait`](Self::wait), but never without limit: what does not end by its own limit (it has none, or
     /// stands behind other work in its stream) is aborted in the end. False where even that does not help.
     pub(crate) fn wait_bounded(&self) -> (Result<()>, bool) {
@@ -764,6 +774,20 @@ struct ResetRendezvous {
     arrived: Vec<usize>,
     round: u64,
     outcome: Option<Result<()>>,
+}
+
+/// A handle's part in a reset of all handles, from when it came until the reset is done or the handle leaves.
+#[derive(Debug)]
+pub(crate) struct Resetting {
+    rank: usize,
+    round: u64,
+    since: Instant,
+}
+
+impl Resetting {
+    pub(crate) fn waited(&self) -> Duration {
+        self.since.elapsed()
+    }
 }
 
 /// A number of this thread that no other has, or had.
@@ -1077,43 +1101,67 @@ impl<B: Backend> Shared<B> {
         }
     }
 
-    /// One handle's part of a reset of all handles that there are; the last one to come does it.
+    /// One handle's part of a reset of all handles that there are; one of them does it when all have come.
     pub(crate) fn reset_together(&self, rank: usize, limit: Duration) -> Result<()> {
         self.refuse_in_a_fork()?;
-        let deadline = Instant::now().checked_add(limit);
+        let mine = self.come_to_reset(rank);
+        let outcome = self.reset_by(&mine, Instant::now().checked_add(limit));
+        outcome.unwrap_or_else(|| self.leave_reset(&mine, limit))
+    }
+
+    /// The handle of `rank` has come to a reset, and counts as there until it is over or
+    /// [`leave_reset`](Self::leave_reset).
+    pub(crate) fn come_to_reset(&self, rank: usize) -> Resetting {
         let mut meeting = lock(&self.rendezvous);
         if !meeting.arrived.contains(&rank) {
             meeting.arrived.push(rank);
         }
-        let round = meeting.round;
-        while meeting.round == round {
-            let missing: Vec<Rank> = (0..self.ranks.len())
-                .filter(|r| !meeting.arrived.contains(r) && self.ranks[*r].gone().is_none())
-                .map(Rank::from_index)
-                .collect();
-            if missing.is_empty() {
-                let outcome = self.reset();
-                meeting.outcome = Some(outcome.clone());
+        self.arrived.notify_all();
+        Resetting { rank, round: meeting.round, since: Instant::now() }
+    }
+
+    /// The outcome of the reset, once all have come; `None` if the deadline passed first.
+    pub(crate) fn reset_by(&self, mine: &Resetting, deadline: Option<Instant>) -> Option<Result<()>> {
+        let mut meeting = lock(&self.rendezvous);
+        while meeting.round == mine.round {
+            if self.absent(&meeting).is_empty() {
+                meeting.outcome = Some(self.reset());
                 meeting.arrived.clear();
                 meeting.round += 1;
                 self.arrived.notify_all();
-                return outcome;
+                break;
             }
             let left = deadline.map_or(LONG, |d| d.saturating_duration_since(Instant::now()));
             if left.is_zero() {
-                meeting.arrived.retain(|r| *r != rank);
-                return Err(Error::Timeout {
-                    operation: "reset",
-                    rank: Rank::from_index(rank),
-                    sequence: round + 1,
-                    missing,
-                    waited: limit,
-                    note: "every handle must call reset".into(),
-                });
+                return None;
             }
             meeting = self.arrived.wait_timeout(meeting, left).unwrap_or_else(PoisonError::into_inner).0;
         }
-        meeting.outcome.clone().unwrap_or(Ok(()))
+        Some(meeting.outcome.clone().unwrap_or(Ok(())))
+    }
+
+    /// The ranks whose handles are there and have not come.
+    fn absent(&self, meeting: &ResetRendezvous) -> Vec<Rank> {
+        let absent = |rank: &usize| !meeting.arrived.contains(rank) && self.ranks[*rank].gone().is_none();
+        (0..self.ranks.len()).filter(absent).map(Rank::from_index).collect()
+    }
+
+    /// The handle waits no longer: who has not come, unless all have meanwhile.
+    pub(crate) fn leave_reset(&self, mine: &Resetting, waited: Duration) -> Result<()> {
+        let mut meeting = lock(&self.rendezvous);
+        if meeting.round != mine.round {
+            return meeting.outcome.clone().unwrap_or(Ok(()));
+        }
+        let missing = self.absent(&meeting);
+        meeting.arrived.retain(|r| *r != mine.rank);
+        Err(Error::Timeout {
+            operation: "reset",
+            rank: Rank::from_index(mine.rank),
+            sequence: mine.round + 1,
+            missing,
+            waited,
+            note: "every handle must call reset".into(),
+        })
     }
 
     pub(crate) fn reset(&self) -> Result<()> {

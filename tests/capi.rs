@@ -81,6 +81,11 @@ impl Comms {
         ptr::without_provenance_mut(self.0[rank])
     }
 
+    fn abort(&self) {
+        // SAFETY: any handle is fine.
+        ok(unsafe { crosscclCommAbort(self.rank(0)) });
+    }
+
     fn reset(&self) -> crosscclResult_t {
         let comms: Vec<crosscclComm_t> = (0..self.0.len()).map(|rank| self.rank(rank)).collect();
         // SAFETY: as many as said.
@@ -421,6 +426,99 @@ fn a_reset_by_a_thread_a_rank() {
         }
     });
     goes_on(&comms);
+}
+
+/// A wait that its caller limits, for whoever has to look for something else in between (case: Ctrl-C in Python).
+#[test]
+fn waits_in_slices() {
+    let comms = Comms::with_limit(2);
+    // SAFETY: any handle is fine; a local.
+    let wait = |rank: usize, limit: i64| unsafe {
+        let mut done = -1;
+        (crosscclCommWait(comms.rank(rank), limit, &raw mut done), done)
+    };
+    assert_eq!(wait(0, 0), (crosscclSuccess, 1));
+    let mut data = [[1u8; SLICE], [2; SLICE]];
+    let [input, output] = &mut data;
+    ok(broadcast(input, output, comms.rank(0)));
+    let begin = Instant::now();
+    assert_eq!(wait(0, 0), (crosscclSuccess, 0));
+    assert_eq!(wait(0, 10), (crosscclSuccess, 0));
+    assert!(begin.elapsed() >= Duration::from_millis(10));
+    // It tells that the call is over, not how: `synchronize` does, and `destroy` where nobody asks.
+    assert_eq!(wait(0, 20_000), (crosscclSuccess, 1));
+    assert_eq!(wait(0, 0), (crosscclSuccess, 1));
+    assert_eq!(synchronize(comms.rank(0)), crosscclTimeout);
+    ok(comms.reset());
+    goes_on(&comms);
+    let (call, comm) = ("crosscclCommWait", comms.rank(0));
+    let mut done = -1;
+    // SAFETY: as above.
+    unsafe {
+        let text = format!("{call}: timeout_ms: expected 0 or more, got -1");
+        fails(crosscclCommWait(comm, -1, &raw mut done), crosscclInvalidArgument, &text);
+        let text = format!("{call}: done: expected an address aligned to 4 bytes, got null");
+        fails(crosscclCommWait(comm, 0, ptr::null_mut()), crosscclInvalidArgument, &text);
+        ok(crosscclGroupStart());
+        let [input, output] = &mut data;
+        ok(broadcast(input, output, comm));
+        assert_eq!(crosscclCommWait(comm, 0, &raw mut done), crosscclInvalidUsage);
+        assert_eq!(done, -1);
+        assert_eq!(crosscclGroupEnd(), crosscclInvalidUsage);
+        // A group of another communicator does not wait for it.
+        ok(crosscclGroupStart());
+        ok(crosscclCommWait(comm, 0, &raw mut done));
+        ok(crosscclGroupEnd());
+    }
+    assert_eq!(wait(0, i64::MAX), (crosscclSuccess, 1));
+}
+
+/// A rank is there from its first slice on: between two of them it is not found missing.
+#[test]
+fn a_reset_in_slices() {
+    let comms = Comms::with_limit(2);
+    // SAFETY: any handle is fine; a local.
+    let slice = |rank: usize, limit: i64| unsafe {
+        let mut done = -1;
+        (crosscclCommResetWait(comms.rank(rank), limit, &raw mut done), done)
+    };
+    // SAFETY: any handle is fine.
+    let reset = |rank: usize| unsafe { crosscclCommReset(comms.rank(rank), 10) };
+    let mut data = [[1u8; SLICE], [2; SLICE]];
+    for round in 0..2 {
+        comms.abort();
+        assert_eq!(slice(0, 0), (crosscclSuccess, 0));
+        assert_eq!(slice(0, 10), (crosscclSuccess, 0));
+        let [input, output] = &mut data;
+        assert_eq!(broadcast(input, output, comms.rank(0)), crosscclInvalidUsage);
+        assert!(last().contains("rank 0 is in a reset"), "{}", last());
+        if round == 0 {
+            // The last of all does it, and none of them waits for it.
+            assert_eq!(slice(1, 0), (crosscclSuccess, 1));
+            assert_eq!(slice(0, 0), (crosscclSuccess, 1));
+        } else {
+            ok(reset(1));
+            ok(reset(0));
+        }
+        goes_on(&comms);
+    }
+    // It leaves by its last wait, and nobody finds it there afterwards.
+    comms.abort();
+    assert_eq!(slice(0, 0), (crosscclSuccess, 0));
+    assert_eq!(reset(0), crosscclTimeout);
+    assert!(last().contains("for rank 1"), "{}", last());
+    assert_eq!(reset(1), crosscclTimeout);
+    assert!(last().contains("for rank 0"), "{}", last());
+    // A reset of all handles at once leaves none behind in the other.
+    assert_eq!(slice(0, 0), (crosscclSuccess, 0));
+    ok(comms.reset());
+    goes_on(&comms);
+    assert_eq!(reset(1), crosscclTimeout);
+    assert!(last().contains("for rank 0"), "{}", last());
+    let text = "crosscclCommResetWait: timeout_ms: expected 0 or more, got -1";
+    assert_eq!((slice(0, -1), last().as_str()), ((crosscclInvalidArgument, -1), text));
+    // Nor does the end of a handle.
+    assert_eq!(slice(1, 0), (crosscclSuccess, 0));
 }
 
 /// All of a group is launched, or nothing.
@@ -825,6 +923,9 @@ fn handles_that_are_none() {
             fails(crosscclCommAbort(comm), crosscclInvalidArgument, &text("crosscclCommAbort"));
             fails(crosscclCommSynchronize(comm), crosscclInvalidArgument, &text("crosscclCommSynchronize"));
             fails(crosscclCommReset(comm, 1), crosscclInvalidArgument, &text("crosscclCommReset"));
+            let (wait, reset) = ("crosscclCommWait", "crosscclCommResetWait");
+            fails(crosscclCommWait(comm, 1, &raw mut answer), crosscclInvalidArgument, &text(wait));
+            fails(crosscclCommResetWait(comm, 1, &raw mut answer), crosscclInvalidArgument, &text(reset));
             fails(crosscclCommResetAll([comm].as_ptr(), 1), crosscclInvalidArgument, &text("crosscclCommResetAll"));
             fails(crosscclCommCount(comm, &raw mut answer), crosscclInvalidArgument, &text("crosscclCommCount"));
             let null = ptr::null_mut();

@@ -9,15 +9,30 @@ array([1.5, 1.5], dtype=float32)
 
 `Communicator` drives all ranks from one thread; its `ranks` are handles for a thread each. A rank that does not come, or
 comes with something else, becomes an exception that names it, and `reset` goes on.
+
+Streams: a call runs in the stream that you name. Then the order of what fills and reads the arrays is yours: no
+library is asked to synchronise, so that calls can be captured. If you name none, a call runs in the current stream of
+the array's library if that tells it (PyTorch does), else in the device's default stream. What fills the arrays comes
+first either way.
+
+Signals: while a call waits, Python runs its signal handlers at least every tenth of a second, in the main thread as
+always. If a handler raises, as Ctrl-C's does, its exception leaves the call. What was enqueued stays in flight, and
+its arrays are kept: `synchronize` waits on, `abort` and then `reset` give it up. An interrupted reset is as one that
+timed out.
 """
 
 import contextlib
 import ctypes
 import math
+import operator
+import signal
+import threading
+import time
 
 from ._errors import (
     Aborted,
     Error,
+    ExportError,
     InvalidArgument,
     InvalidUsage,
     Mismatch,
@@ -25,17 +40,19 @@ from ._errors import (
     Poisoned,
     Timeout,
     Unsupported,
+    busy,
     check,
     error_of,
     invalid,
 )
-from ._library import BACKENDS, CONFIG_MAGIC, DATATYPES, OPS, VERSION_CODE, Config, library
-from ._memory import memory_of
+from ._library import BACKENDS, CONFIG_MAGIC, DATATYPES, OP_NAMES, VERSION_CODE, Config, library
+from ._memory import Stream, memory_of
 
 __all__ = [
     "Aborted",
     "Communicator",
     "Error",
+    "ExportError",
     "InvalidArgument",
     "InvalidUsage",
     "Mismatch",
@@ -61,15 +78,51 @@ def _mistake(call, argument, expected, got):
 
 def _int(call, argument, value):
     """A number that C takes as it is: ctypes would cut a larger one to some rank or device that was not meant."""
-    if isinstance(value, bool) or not hasattr(value, "__index__") or not -(2**31) <= value.__index__() < 2**31:
-        raise _mistake(call, argument, "a whole number of 32 bits", repr(value))
-    return value.__index__()
+    return _whole(call, argument, value, "a whole number of 32 bits", -(2**31), 2**31)
+
+
+def _whole(call, argument, value, expected, least, end):
+    """Of NumPy's integers as well; none of the truth values."""
+    number = None
+    if not isinstance(value, bool):
+        with contextlib.suppress(TypeError):
+            number = operator.index(value)
+    if number is None or not least <= number < end:
+        raise _mistake(call, argument, expected, repr(value))
+    return number
+
+
+def _devices(call, given):
+    """The device of each rank, of a number of ranks or of their devices."""
+    try:
+        numbers = None if isinstance(given, str) else list(given)
+    except TypeError:
+        numbers = range(_whole(call, "devices", given, "a number of ranks, or the device of each", 0, 2**31))
+    if numbers is None:
+        raise _mistake(call, "devices", "a number of ranks, or the device of each", repr(given))
+    return [_int(call, "devices", number) for number in numbers]
+
+
+def _stream(call, handle):
+    if handle is None:
+        return None
+    return Stream(_whole(call, "stream", handle, "the handle of a stream, a whole number", 0, 2**64), named=True)
 
 
 def _milliseconds(call, seconds):
-    if not 0 < seconds < 2**50:
+    try:
+        fits = 0 < seconds < 2**50
+    except TypeError:
+        fits = False
+    if not fits:
         raise _mistake(call, "timeout", "seconds, more than 0", repr(seconds))
     return math.ceil(seconds * 1000)
+
+
+# How long a wait may keep Python from its signal handlers.
+_SLICE_MS = 100
+# How much longer than its limit a call may take at the end of a communicator, in seconds: as crosscclCommDestroy's.
+_PATIENCE = 30.0
 
 
 # What may be touched for as long as the process lives.
@@ -79,24 +132,62 @@ _kept_for_good = []
 class _Handles:
     """The ranks' handles, and what is in flight by them. Whoever has a rank has all: they end when nobody has one."""
 
-    def __init__(self, comms):
+    def __init__(self, comms, limit):
         self.comms = [ctypes.c_void_p(comm) for comm in comms]
+        self.limit = limit
         # Of each rank: what is in flight, or may be touched until a reset.
         self.kept = [[] for _ in self.comms]
+        # Of each rank: the thread that waits with it, in slices; and whether an exception ended its last wait early.
+        self.waits, self.interrupted = [None] * len(self.comms), [False] * len(self.comms)
+        self.guard = threading.Lock()
 
-    def close(self):
-        failures, stuck = [], False
-        for rank, comm in enumerate(self.comms):
-            if not comm:
-                continue
-            code = library.crosscclCommDestroy(comm)
-            if code != 0:
-                failures.append(error_of(code))
-                stuck = stuck or "did not come to rest" in str(failures[-1])
-            # Where another thread is in a call with it, it is still there.
-            if not isinstance(failures[-1] if code else None, InvalidUsage):
-                self.comms[rank] = ctypes.c_void_p()
-        if stuck:
+    def refuse_others(self, rank, call):
+        """Between two slices of another thread's wait the library would let this one in."""
+        if self.waits[rank] not in (None, threading.get_ident()):
+            raise busy(call, rank)
+
+    def slices(self, rank, call, step, last):
+        """Calls `step` until it answers that the wait is over, then `last`: to Python's other threads, one call. In
+        between, Python runs its signal handlers, whose exceptions leave it.
+        """
+        me, mine = threading.get_ident(), False
+        try:
+            # No context manager of our own: a signal between its parts would leave the rank taken.
+            with self.guard:
+                if self.waits[rank] is None:
+                    self.waits[rank] = me
+                    mine = True
+            self.refuse_others(rank, call)
+            while not step():
+                pass
+            last()
+            self.interrupted[rank] = False
+        except Error:
+            raise
+        except BaseException:
+            self.interrupted[rank] = True
+            raise
+        finally:
+            if mine:
+                self.waits[rank] = None
+
+    def wait_step(self, rank):
+        """Whether all that the rank enqueued is complete, asked for as long as a slice."""
+        done = ctypes.c_int()
+        check(library.crosscclCommWait(self.comms[rank], _SLICE_MS, done))
+        return bool(done.value)
+
+    def close(self, at_once=False):
+        """Waits for what is in flight, unless `at_once`: then it is aborted."""
+        failures = []
+        if at_once:
+            self.abort()
+        for rank in range(len(self.comms)):
+            try:
+                self._destroy(rank)
+            except Error as error:
+                failures.append(error)
+        if any("did not come to rest" in str(failure) for failure in failures):
             _kept_for_good.extend(self.kept)
             self.kept = [[] for _ in self.comms]
         # Peers read a rank's memory: not before all are through.
@@ -106,9 +197,58 @@ class _Handles:
         if failures:
             raise failures[0]
 
+    def _destroy(self, rank):
+        if not self.comms[rank]:
+            return
+        end = time.monotonic() + (self.limit or 0.0) + _PATIENCE
+
+        def step():
+            if time.monotonic() >= end:
+                self.abort()
+                return True
+            try:
+                return self.wait_step(rank)
+            except InvalidUsage:
+                raise
+            except Error:
+                # Of the driver: the end of the handle tells.
+                return True
+
+        def last():
+            code = library.crosscclCommDestroy(self.comms[rank])
+            error = error_of(code) if code else None
+            # Where another thread is in a call with it, it is still there.
+            if not isinstance(error, InvalidUsage):
+                self.comms[rank] = ctypes.c_void_p()
+            if error is not None:
+                raise error
+
+        self.slices(rank, "close", step, last)
+
+    def abort(self):
+        for comm in self.comms:
+            if comm:
+                library.crosscclCommAbort(comm)
+                return
+
     def __del__(self):
-        with contextlib.suppress(Exception):
-            self.close()
+        # Whoever was interrupted in a wait, and came back to it no more, does not wait here.
+        try:
+            self.close(at_once=any(self.interrupted))
+        except Error:
+            pass
+        except BaseException as error:
+            with contextlib.suppress(Error):
+                self.close(at_once=True)
+            if not isinstance(error, KeyboardInterrupt):
+                raise
+            # No exception leaves a finalizer: Ctrl-C comes again, when this one is over.
+            threading.Timer(0.01, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
+
+
+def _handle(memory, stream):
+    """The stream's, or that of the array's library; None for the default stream."""
+    return memory.current if stream is None else stream.handle
 
 
 class Rank:
@@ -146,9 +286,11 @@ class Rank:
 
         With `wait` false it only enqueues: `synchronize` tells the outcome, and keeps the array until then.
         """
-        root = _int("broadcast", "root", root)
-        memory = memory_of("broadcast", self, "array", array, written=self.rank != root, stream=stream)
-        self._broadcast(memory, root, stream)
+        call = "broadcast"
+        root, stream = _int(call, "root", root), _stream(call, stream)
+        self._handles.refuse_others(self._index, call)
+        memory = memory_of(call, self, "array", array, written=self.rank != root, stream=stream)
+        self._broadcast(memory, root, _handle(memory, stream))
         if wait:
             self.synchronize()
 
@@ -162,17 +304,20 @@ class Rank:
     def reduce_scatter(self, input, output=None, op="sum", *, stream=None, wait=True):
         """This rank's part of a reduce-scatter; its part of the result, 1/count of the input along the first axis.
 
-        `op` is sum, prod, max, min or avg. Without an output there is a new array of NumPy, on the CPU alone. An output at the
-        rank's own part of the input is in place.
+        `op` is sum, prod (or product), max, min or avg (or average). Without an output there is a new array of NumPy,
+        on the CPU alone. An output at the rank's own part of the input is in place.
         """
-        output, memory, to = self._parts(input, output, stream)
-        self._reduce_scatter(memory, to, _choice("reduce_scatter", "op", OPS, op), stream)
+        call = "reduce_scatter"
+        op, stream = _choice(call, "op", OP_NAMES, op), _stream(call, stream)
+        self._handles.refuse_others(self._index, call)
+        output, memory, to, stream = self._parts(input, output, stream)
+        self._reduce_scatter(memory, to, op, stream)
         if wait:
             self.synchronize()
         return output
 
     def _parts(self, input, output, stream):
-        """The output, and the memory of input and output."""
+        """The output, the memory of input and output, and the handle of the stream where both may be used."""
         call = "reduce_scatter"
         memory = memory_of(call, self, "input", input, written=False, stream=stream)
         if memory.dtype not in DATATYPES:
@@ -183,11 +328,14 @@ class Rank:
         part = memory.count // self.count
         if output is None:
             output = self._new(memory, part, input)
-        to = memory_of(call, self, "output", output, written=True, stream=stream)
+        handle = _handle(memory, stream)
+        # Where the caller names none, the output's library may work elsewhere than the input's.
+        where = stream if self.backend == "cpu" else stream or Stream(handle or 0, named=False)
+        to = memory_of(call, self, "output", output, written=True, stream=where)
         if (to.count, to.dtype) != (part, memory.dtype):
             expected = f"{part} elements of {memory.dtype}"
             raise invalid(call, self.rank, "output", expected, f"{to.count} of {to.dtype}")
-        return output, memory, to
+        return output, memory, to, handle
 
     def _reduce_scatter(self, memory, to, code, stream):
         self._kept.extend((memory.keep, to.keep))
@@ -204,13 +352,43 @@ class Rank:
         return numpy.empty(shape, like.dtype)
 
     def synchronize(self):
-        """Waits until everything that this rank enqueued is complete; raises what failed."""
-        check(library.crosscclCommSynchronize(self._comm))
+        """Waits until everything that this rank enqueued is complete; raises what failed. After an exception of a
+        signal handler it is still in flight, and can be waited for again.
+        """
+        handles, rank = self._handles, self._index
+
+        def last():
+            check(library.crosscclCommSynchronize(self._comm))
+
+        handles.slices(rank, "synchronize", lambda: handles.wait_step(rank), last)
         self._kept.clear()
 
     def reset(self, timeout=30.0):
-        """Makes the communicator usable again after a failure. Every rank's thread calls it; `timeout` is in seconds."""
-        check(library.crosscclCommReset(self._comm, _milliseconds("reset", timeout)))
+        """Makes the communicator usable again after a failure. Every rank's thread calls it; `timeout` is in seconds.
+        After an exception of a signal handler this rank is not there any more, as after a `Timeout`; call it again.
+        """
+        end = time.monotonic() + _milliseconds("reset", timeout) / 1000
+        # Not 0: this rank is in no reset yet.
+        done = ctypes.c_int(1)
+
+        def step():
+            left = math.ceil((end - time.monotonic()) * 1000)
+            if left > 0:
+                check(library.crosscclCommResetWait(self._comm, min(left, _SLICE_MS), done))
+            return left <= 0 or bool(done.value)
+
+        def last():
+            if not done.value:
+                # Whatever it answers, this rank has left.
+                done.value = 1
+                check(library.crosscclCommReset(self._comm, 1))
+
+        try:
+            self._handles.slices(self._index, "reset", step, last)
+        except BaseException:
+            if not done.value:
+                library.crosscclCommReset(self._comm, 1)
+            raise
         self._kept.clear()
 
     def abort(self):
@@ -234,19 +412,21 @@ class Communicator:
     all ranks fail where they disagree; with `virtual_ranks` they may share devices: calls without streams then take the ranks' own,
     since in one default stream the ranks' work would wait for itself. It ends when it is closed, or nobody has it or a rank of
     it.
+
+    As a context it waits, at the end, for what is in flight. If a signal's exception ended a wait, or leaves the block
+    (`KeyboardInterrupt`, `SystemExit`), it aborts that instead.
     """
 
     def __init__(self, devices, *, backend="auto", timeout=30.0, strict=False, virtual_ranks=False):
         call = "Communicator"
-        given = range(devices) if isinstance(devices, int) else devices
-        numbers = [_int(call, "devices", number) for number in given]
+        numbers = _devices(call, devices)
         config = Config(size=ctypes.sizeof(Config), magic=CONFIG_MAGIC, version=VERSION_CODE)
         config.backend = _choice(call, "backend", BACKENDS, backend)
         config.agreement, config.virtual_ranks = int(bool(strict)), int(bool(virtual_ranks))
         config.timeout_ms = -1 if timeout is None else _milliseconds(call, timeout)
         comms = (ctypes.c_void_p * max(1, len(numbers)))()
         check(library.crosscclCommInitAllConfig(comms, len(numbers), (ctypes.c_int * len(comms))(*numbers), config))
-        self._handles = _Handles(comms)
+        self._handles = _Handles(comms, timeout)
         self.ranks = tuple(Rank(self._handles, rank) for rank in range(len(numbers)))
 
     def broadcast(self, arrays, root=0, *, streams=None, wait=True):
@@ -259,9 +439,9 @@ class Communicator:
             for rank, array, stream in zip(self.ranks, arrays, streams)
         ]
         self._equal(call, "array", memories)
-        with self._group():
+        with self._group(call):
             for rank, memory, stream in zip(self.ranks, memories, streams):
-                rank._broadcast(memory, root, stream)
+                rank._broadcast(memory, root, _handle(memory, stream))
         if wait:
             self.synchronize()
 
@@ -270,17 +450,17 @@ class Communicator:
         call = "reduce_scatter"
         inputs, streams = self._one_each(call, "inputs", inputs), self._streams(call, streams)
         outputs = [None] * len(self.ranks) if outputs is None else self._one_each(call, "outputs", outputs)
-        code = _choice(call, "op", OPS, op)
+        code = _choice(call, "op", OP_NAMES, op)
         parts = [
             rank._parts(input, output, stream) for rank, input, output, stream in zip(self.ranks, inputs, outputs, streams)
         ]
-        self._equal(call, "input", [memory for _, memory, _ in parts])
-        with self._group():
-            for rank, (_, memory, to), stream in zip(self.ranks, parts, streams):
+        self._equal(call, "input", [memory for _, memory, _, _ in parts])
+        with self._group(call):
+            for rank, (_, memory, to, stream) in zip(self.ranks, parts):
                 rank._reduce_scatter(memory, to, code, stream)
         if wait:
             self.synchronize()
-        return [output for output, _, _ in parts]
+        return [output for output, _, _, _ in parts]
 
     def _equal(self, call, argument, memories):
         """Before anything is launched: ranks that disagree would fail together, and need a reset."""
@@ -298,15 +478,17 @@ class Communicator:
 
     def _streams(self, call, streams):
         if streams is not None:
-            return self._one_each(call, "streams", streams)
+            return [_stream(call, handle) for handle in self._one_each(call, "streams", streams)]
         devices = [rank.device for rank in self.ranks]
         if self.ranks[0].backend != "cpu" and len(set(devices)) < len(devices):
-            return [rank.stream for rank in self.ranks]
+            return [Stream(rank.stream, named=False) for rank in self.ranks]
         return [None] * len(self.ranks)
 
     @contextlib.contextmanager
-    def _group(self):
+    def _group(self, call):
         """Launches what is called inside together, or, after an exception, nothing of it."""
+        for rank in range(len(self.ranks)):
+            self._handles.refuse_others(rank, call)
         try:
             # Inside: an interrupt behind it must not leave the group open.
             check(library.crosscclGroupStart())
@@ -330,11 +512,14 @@ class Communicator:
             raise failures[0]
 
     def reset(self):
-        """Makes the communicator usable again after a failure."""
+        """Makes the communicator usable again after a failure, in about a second at most."""
+        for rank in range(len(self.ranks)):
+            self._handles.refuse_others(rank, "reset")
         comms = (ctypes.c_void_p * len(self.ranks))(*(rank._comm.value for rank in self.ranks))
         check(library.crosscclCommResetAll(comms, len(comms)))
         for rank in self.ranks:
             rank._kept.clear()
+        self._handles.interrupted = [False] * len(self.ranks)
 
     def abort(self):
         """Ends every wait in flight with `Aborted`. From any thread."""
@@ -347,6 +532,7 @@ class Communicator:
     def close(self):
         """Waits for what is in flight, within the time limit, and ends the communicator. Twice is fine. Raises what nobody had
         asked for; `InvalidUsage` where another thread is in a call with a rank, which is there until it is closed again.
+        After an exception of a signal handler what is left is there until it is closed again.
         """
         self._handles.close()
 
@@ -358,7 +544,7 @@ class Communicator:
             self.close()
             return
         with contextlib.suppress(Error):
-            self.close()
+            self._handles.close(at_once=not issubclass(kind, Exception) or any(self._handles.interrupted))
 
     def __repr__(self):
         return f"Communicator({', '.join(map(repr, self.ranks))})"

@@ -13,6 +13,12 @@ class InvalidArgument(Error, ValueError):
     """An argument is wrong. Nothing was launched."""
 
 
+class ExportError(InvalidArgument, BufferError):
+    """An array's library does not hand over its memory, or the memory does not hold the array's values. `__cause__` is
+    what the library raised, if it did. Nothing was launched.
+    """
+
+
 class InvalidUsage(Error):
     """The call is wrong at this place: a rank in two threads, say. Nothing was launched."""
 
@@ -66,8 +72,15 @@ def check(code):
         raise error_of(code)
 
 
-def invalid(call, rank, argument, expected, got):
+def invalid(call, rank, argument, expected, got, kind=InvalidArgument):
     """A mistake that the library would not see, told as the library tells its own."""
-    error = InvalidArgument(f"{call}: {argument} of rank {rank}: expected {expected}, got {got}")
+    error = kind(f"{call}: {argument} of rank {rank}: expected {expected}, got {got}")
     error.code = 4
+    return error
+
+
+def busy(call, rank):
+    """As the library says it, which does not know that a wait in slices is one call."""
+    error = InvalidUsage(f"{call}: another thread is in a call with the handle of rank {rank}; use it in one at a time")
+    error.code = 5
     return error

@@ -18,6 +18,8 @@ DATATYPES = {
     "bfloat16": 9,
 }
 OPS = {"sum": 0, "prod": 1, "max": 2, "min": 3, "avg": 4}
+# What callers may say; the names above are the header's.
+OP_NAMES = {**OPS, "product": OPS["prod"], "average": OPS["avg"]}
 BACKENDS = {"auto": 0, "cpu": 1, "cuda": 2, "rocm": 3}
 CONFIG_MAGIC = 0x0CC1C0DE
 VERSION_CODE = 100
@@ -47,7 +49,9 @@ FUNCTIONS = {
     "crosscclCommAbort": [c_void_p],
     "crosscclCommGetAsyncError": [c_void_p, POINTER(c_int)],
     "crosscclCommSynchronize": [c_void_p],
+    "crosscclCommWait": [c_void_p, c_int64, POINTER(c_int)],
     "crosscclCommReset": [c_void_p, c_int64],
+    "crosscclCommResetWait": [c_void_p, c_int64, POINTER(c_int)],
     "crosscclCommResetAll": [POINTER(c_void_p), c_int],
     "crosscclCommCount": [c_void_p, POINTER(c_int)],
     "crosscclCommUserRank": [c_void_p, POINTER(c_int)],

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import crossccl
+import exchange
 from crossccl import _memory
 
 REDUCED = ["int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16"]
@@ -166,6 +167,154 @@ def test_dlpack():
         comm.broadcast([Tensor(np.zeros((4, 8))[:1]), Tensor(np.zeros((1, 8)))])
 
 
+def test_the_exchange_api():
+    """Without `__dlpack__`, whose streams and devices are then nobody's."""
+    with communicator(2) as comm:
+        arrays = [exchange.Exchanged(one) for one in (np.arange(12.0), np.zeros(12))]
+        comm.broadcast(arrays)
+        assert arrays[1].array.tolist() == list(range(12))
+        outputs = [exchange.zeros(6), np.zeros(6)]
+        comm.reduce_scatter(arrays, outputs)
+        assert (*outputs[0].array, *outputs[1]) == tuple(range(0, 24, 2))
+        assert [one.asked for one in (*arrays, outputs[0])] == [[]] * 3
+        # What was lent was given back.
+        assert not exchange.lent
+        # A table that is newer than this package leads to one that it knows; else there is `__dlpack__`.
+        newer = exchange.Api(2, exchange.ctypes.addressof(exchange.API))
+        unknown = exchange.Api(2)
+        for api, asked in ((newer, 0), (unknown, 1)):
+            array = exchange.with_api(exchange.Array, api)(np.ones(12))
+            comm.broadcast([array, np.zeros(12)])
+            assert len(array.asked) == asked
+
+
+class Lazy(exchange.Exchanged):
+    def is_conj(self):
+        return True
+
+
+class Negated(Tensor):
+    def is_neg(self):
+        return True
+
+
+class WithGradient(exchange.Exchanged):
+    requires_grad = True
+
+
+class Unwilling(Tensor):
+    def __dlpack__(self, **options):
+        raise RuntimeError("not now")
+
+
+OTHER_VALUES = "expected a tensor whose memory has its values"
+FOREIGN = "expected memory by DLPack, got"
+
+
+class Nowhere(Tensor):
+    def __dlpack_device__(self):
+        raise ValueError("spread over two devices")
+
+
+@pytest.mark.parametrize(
+    "given, text",
+    [
+        (Lazy(np.zeros(3)), f"{OTHER_VALUES} (see resolve_conj), got a lazily conjugated view"),
+        (Negated(np.zeros(3)), f"{OTHER_VALUES} (see resolve_neg), got a lazily negated view"),
+        (WithGradient(np.zeros(3)), "expected a tensor that requires no gradient (see detach), got one that does"),
+        (
+            exchange.Exchanged(np.zeros(3), address=0),
+            "expected a tensor that has memory itself (of a DTensor, see to_local), got Exchanged, whose address is 0",
+        ),
+        (
+            exchange.Exchanged(np.zeros(3), flags=2),
+            "expected memory of its own, got Exchanged, of which its library lends a copy",
+        ),
+        (
+            exchange.Exchanged(np.zeros(3), address=-1),
+            f"{FOREIGN} BufferError from Exchanged: no DLPack tensor, and no exception that says why",
+        ),
+        (Unwilling(np.zeros(3)), f"{FOREIGN} RuntimeError from Unwilling: not now"),
+        (Nowhere(np.zeros(3)), f"{FOREIGN} ValueError from Nowhere: spread over two devices"),
+    ],
+)
+def test_what_a_library_does_not_hand_over(given, text):
+    """One family of errors, with the library's own exception behind it."""
+    with communicator(2) as comm:
+        with pytest.raises(crossccl.ExportError) as refused:
+            comm.broadcast([np.ones(3), given])
+        assert str(refused.value) == f"broadcast: array of rank 1: {text}"
+        assert isinstance(refused.value, BufferError) and isinstance(refused.value, crossccl.InvalidArgument)
+        assert (refused.value.__cause__ is not None) == (" from " in text)
+        assert not exchange.lent
+        assert [one.tolist() for one in comm.reduce_scatter([np.ones(2)] * 2)] == [[2], [2]]
+
+
+def test_read_only_memory_of_the_exchange_api():
+    with communicator(2) as comm:
+        arrays = [exchange.Exchanged(np.ones(3), flags=1), exchange.zeros(3)]
+        comm.broadcast(arrays)
+        assert arrays[1].array.tolist() == [1, 1, 1]
+        with pytest.raises(crossccl.InvalidArgument, match="array of rank 0: expected memory that can be written"):
+            comm.broadcast(arrays, root=1)
+
+
+def test_masked_arrays():
+    """The mask would be ignored: of an input, and of an output."""
+    masked = np.ma.masked_array(np.ones(4), [0, 1, 0, 0])
+    text = "of rank 0: expected an array without a mask, which would be ignored (see numpy.ma.filled), got MaskedArray"
+    with communicator(2) as comm:
+        for name, call in (
+            ("broadcast: array", lambda: comm.broadcast([masked, np.ones(4)])),
+            ("broadcast: array", lambda: comm.broadcast([masked, np.ones(4)], root=1)),
+            ("broadcast: array", lambda: comm.ranks[0].broadcast(masked)),
+            ("reduce_scatter: input", lambda: comm.reduce_scatter([masked, np.ones(4)])),
+            ("reduce_scatter: output", lambda: comm.reduce_scatter([np.ones(8)] * 2, [masked, np.ones(4)])),
+        ):
+            with pytest.raises(crossccl.InvalidArgument) as refused:
+                call()
+            assert str(refused.value) == f"{name} {text}"
+        assert masked.data.tolist() == [1] * 4
+        # What a mask was filled in is an array like any other.
+        comm.broadcast([masked.filled(0), np.ones(4)])
+
+
+def test_numbers_of_numpy():
+    """Whole numbers of any kind are numbers; truth values are none."""
+    with communicator(np.int64(2), timeout=np.float32(20)) as comm:
+        arrays = [np.zeros(4), np.ones(4)]
+        comm.broadcast(arrays, np.uint8(1), streams=[np.uint64(rank.stream) for rank in comm.ranks])
+        assert arrays[0].tolist() == [1] * 4
+        for wrong in (True, np.True_, 1.0, np.float64(1), "1", None):
+            text = f"broadcast: root: expected a whole number of 32 bits, got {wrong!r}"
+            for call in (comm.broadcast, lambda arrays, root: comm.ranks[0].broadcast(arrays[0], root)):
+                with pytest.raises(crossccl.InvalidArgument) as refused:
+                    call(arrays, wrong)
+                assert str(refused.value) == text
+        with pytest.raises(crossccl.InvalidArgument, match="stream: expected the handle of a stream, .*, got True"):
+            comm.broadcast(arrays, streams=[None, True])
+    assert [rank.device for rank in communicator(np.array([0, 1])).ranks] == [0, 1]
+    assert [rank.device for rank in communicator([np.int32(1), 0]).ranks] == [1, 0]
+    for wrong in (True, np.True_, "cpu", 1.5, -1):
+        with pytest.raises(crossccl.InvalidArgument) as refused:
+            communicator(wrong)
+        text = f"Communicator: devices: expected a number of ranks, or the device of each, got {wrong!r}"
+        assert str(refused.value) == text
+
+
+@pytest.mark.parametrize("name, other", [("prod", "product"), ("avg", "average")])
+def test_both_names_of_an_operation(name, other):
+    with communicator(2) as comm:
+        inputs = [np.arange(4.0) + 1, np.arange(4.0) * 3]
+        results = [np.concatenate(comm.reduce_scatter(inputs, op=op)).tolist() for op in (name, other)]
+        assert results[0] == results[1]
+        outputs = [np.zeros(2), np.zeros(2)]
+        for rank, one, output in zip(comm.ranks, inputs, outputs):
+            rank.reduce_scatter(one, output, other, wait=False)
+        comm.synchronize()
+        assert np.concatenate(outputs).tolist() == results[0]
+
+
 @pytest.mark.parametrize(
     "given, text",
     [
@@ -203,7 +352,8 @@ def test_calls_that_are_refused():
     with communicator(2) as comm:
         refused("broadcast: arrays: expected one for each of the 2 ranks, got 1", comm.broadcast, ones[:1])
         refused("crosscclBroadcast: root of rank 0: expected a rank from 0 to 1, got 2", comm.broadcast, ones, 2)
-        refused("reduce_scatter: op: expected one of sum, prod, max, min, avg, got 'mean'", comm.reduce_scatter, ones, op="mean")
+        text = "reduce_scatter: op: expected one of sum, prod, max, min, avg, product, average, got 'mean'"
+        refused(text, comm.reduce_scatter, ones, op="mean")
         text = "reduce_scatter: input of rank 1: expected a multiple of the 2 ranks as its count, got 3"
         refused(text, comm.reduce_scatter, [np.ones(4), np.ones(3)])
         text = "reduce_scatter: input of rank 1: expected 4 elements of float64, as rank 0, got 6 of float64"
@@ -214,7 +364,7 @@ def test_calls_that_are_refused():
         refused(text, comm.ranks[0].broadcast, ones[0], 2**32)
         text = "Communicator: devices: expected a whole number of 32 bits, got 4294967296"
         refused(text, crossccl.Communicator, [2**32], backend="cpu")
-        for wrong in (-1, 0, float("inf"), float("nan")):
+        for wrong in (-1, 0, float("inf"), float("nan"), "1"):
             text = f"Communicator: timeout: expected seconds, more than 0, got {wrong!r}"
             refused(text, crossccl.Communicator, 2, backend="cpu", timeout=wrong)
         text = "reduce_scatter: output of rank 0: expected 2 elements of float64, got 3 of float64"

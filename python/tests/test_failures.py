@@ -161,7 +161,7 @@ def test_what_another_thread_is_in_is_not_closed_under_it():
 def test_a_communicator_may_go_while_a_group_of_another_is_open():
     gone, comm = communicator(2), communicator(2)
     arrays = [np.zeros(10), np.ones(10)]
-    with comm._group():
+    with comm._group("broadcast"):
         comm.ranks[0].broadcast(arrays[0], root=1, wait=False)
         gone.close()
         comm.ranks[1].broadcast(arrays[1], root=1, wait=False)

@@ -1,6 +1,9 @@
 //! From the backend that a configuration names to handles that no longer show it.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use smallvec::smallvec;
 
@@ -14,7 +17,7 @@ use crate::{
     any::BackendKind,
     backend::Backend,
     collective::{Broadcast, Prepared, ReduceScatter, invalid},
-    communicator::{Communicator, Launched, Shared},
+    communicator::{Communicator, Launched, Resetting, Shared},
     dtype::DType,
     error::Error,
     op::ReduceOp,
@@ -139,7 +142,7 @@ fn handle_of<B: Streams>(comm: RankComm<B>) -> Handle {
         (B::NUMBER, device),
         stream,
         watch,
-        Box::new(Seated { comm, stream: None, last: None, captured: None, told: true }),
+        Box::new(Seated { comm, stream: None, last: None, captured: None, told: true, resetting: None }),
     )
 }
 
@@ -176,6 +179,8 @@ struct Seated<B: Streams> {
     captured: Option<B::Stream>,
     /// Whether the outcome of `last` was asked for.
     told: bool,
+    /// A reset that this rank has come to, and that is not over.
+    resetting: Option<Resetting>,
 }
 
 impl<B: Streams> Seated<B> {
@@ -197,12 +202,39 @@ impl<B: Streams> Seated<B> {
         Ok(stream)
     }
 
+    /// What went into a capture that goes on has not run: it is not told as done.
+    fn refuse_in_a_capture(&mut self) -> Result<()> {
+        let Some(stream) = &self.captured else { return Ok(()) };
+        let rank = self.comm.rank().index();
+        if B::is_capturing(stream).map_err(|fault| self.comm.shared().driver_error(rank, fault))? {
+            let what = format!(
+                "the last call of rank {rank} went into a capture that is not over, and has not run; launch the graph, and \
+                 wait for that"
+            );
+            return Err(Error::Busy { operation: "crosscclCommSynchronize", what }.into());
+        }
+        self.captured = None;
+        Ok(())
+    }
+
     fn check(&mut self, prepared: Prepared, stream: usize) -> Result<Prepared> {
+        if self.resetting.is_some() {
+            let rank = self.comm.rank().index();
+            let what = format!("rank {rank} is in a reset; call crosscclCommResetWait or crosscclCommReset first");
+            return Err(Error::Busy { operation: prepared.request.name(), what }.into());
+        }
         let stream = self.stream(prepared.request.name(), stream)?;
         let shared = self.comm.shared();
         raw::check_stream(shared, prepared.request.name(), prepared.rank, &stream)?;
         raw::check_memory(shared, &prepared)?;
         Ok(prepared)
+    }
+
+    /// For a rank that does not wait for a reset any more, whatever becomes of it.
+    fn leave_reset(&mut self) {
+        if let Some(mine) = self.resetting.take() {
+            let _ = self.comm.shared().leave_reset(&mine, mine.waited());
+        }
     }
 }
 
@@ -258,24 +290,20 @@ impl<B: Streams> Seat for Seated<B> {
     }
 
     fn wait(&mut self) -> Result<()> {
-        if let Some(stream) = &self.captured {
-            let rank = self.comm.rank().index();
-            if B::is_capturing(stream).map_err(|fault| self.comm.shared().driver_error(rank, fault))? {
-                let what = format!(
-                    "the last call of rank {rank} went into a capture that is not over, and has not run; launch the graph, and \
-                     wait for that"
-                );
-                return Err(Error::Busy { operation: "crosscclCommSynchronize", what }.into());
-            }
-            self.captured = None;
-        }
+        self.refuse_in_a_capture()?;
         let Some(last) = &self.last else { return Ok(()) };
         let outcome = last.wait();
         self.told = true;
         told(outcome)
     }
 
+    fn wait_until(&mut self, deadline: Option<Instant>) -> Result<bool> {
+        self.refuse_in_a_capture()?;
+        Ok(self.last.as_ref().map_or(Ok(true), |last| last.passed_by(deadline))?)
+    }
+
     fn finish(&mut self) -> Result<()> {
+        self.leave_reset();
         let last = self.last.take();
         let (outcome, at_rest) = last.map_or((Ok(()), true), |last| last.wait_bounded());
         // A launch whose end cannot be known is not in `last`.
@@ -291,9 +319,28 @@ impl<B: Streams> Seat for Seated<B> {
     }
 
     fn reset(&mut self, limit: Duration) -> Result<()> {
-        self.comm.reset(limit)?;
+        match self.resetting.take() {
+            None => self.comm.reset(limit)?,
+            Some(mine) => {
+                let shared = self.comm.shared();
+                let outcome = shared.reset_by(&mine, Instant::now().checked_add(limit));
+                outcome.unwrap_or_else(|| shared.leave_reset(&mine, mine.waited()))?;
+            }
+        }
         self.forget();
         Ok(())
+    }
+
+    fn reset_until(&mut self, deadline: Option<Instant>) -> Result<bool> {
+        let shared = self.comm.shared();
+        let mine = self.resetting.take().unwrap_or_else(|| shared.come_to_reset(self.comm.rank().index()));
+        let Some(outcome) = shared.reset_by(&mine, deadline) else {
+            self.resetting = Some(mine);
+            return Ok(false);
+        };
+        outcome?;
+        self.forget();
+        Ok(true)
     }
 
     fn reset_all(&mut self) -> Result<()> {
@@ -303,6 +350,7 @@ impl<B: Streams> Seat for Seated<B> {
     }
 
     fn forget(&mut self) {
+        self.leave_reset();
         self.last = None;
         self.told = true;
     }

@@ -7,7 +7,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError,
         atomic::{AtomicUsize, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use super::{
@@ -47,10 +47,14 @@ pub(super) trait Seat: Send {
     unsafe fn launch(&mut self, prepared: &Prepared, stream: usize) -> Result<()>;
     /// Waits for the last launch, and so for those before it: a rank has one in flight.
     fn wait(&mut self) -> Result<()>;
+    /// Whether the last launch is complete by the deadline, `None` for no limit. The outcome is not told.
+    fn wait_until(&mut self, deadline: Option<Instant>) -> Result<bool>;
     /// As [`wait`](Self::wait), never without limit; what was told before is not told again.
     fn finish(&mut self) -> Result<()>;
     /// This rank's part of a reset in which every rank's thread takes part.
     fn reset(&mut self, limit: Duration) -> Result<()>;
+    /// The same, waiting until the deadline: whether it is over. While it is not, the rank counts as there.
+    fn reset_until(&mut self, deadline: Option<Instant>) -> Result<bool>;
     /// The reset of all ranks, whose seats the caller has.
     fn reset_all(&mut self) -> Result<()>;
     /// What was launched before a reset is over.

@@ -26,7 +26,7 @@ use std::{
     ffi::{c_char, c_int, c_uint, c_void},
     mem::MaybeUninit,
     ptr,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use handle::Handle;
@@ -271,6 +271,25 @@ pub unsafe extern "C" fn crosscclCommSynchronize(comm: crosscclComm_t) -> crossc
     })
 }
 
+/// Waits for what this rank enqueued, timeout_ms at most (0 only asks), and writes to done: 1 once all of it is
+/// complete, else 0. It does not tell the outcome: crosscclCommSynchronize does, at once then. For programs that must
+/// look for something else while they wait, for signals say.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn crosscclCommWait(comm: crosscclComm_t, timeout_ms: i64, done: *mut c_int) -> crosscclResult_t {
+    const CALL: &str = "crosscclCommWait";
+    entry(|| {
+        let handle = handle::find(CALL, comm)?;
+        // Not inside any group: what collects garbage may close another communicator there.
+        group::refuse_end_of(CALL, &handle)?;
+        let done = place(CALL, "done", done)?;
+        let deadline = deadline(CALL, timeout_ms)?;
+        let over = handle.with(CALL, |seat| seat.wait_until(deadline))?;
+        // SAFETY: the caller's promise (see the module).
+        unsafe { done.write(c_int::from(over)) };
+        Ok(())
+    })
+}
+
 /// Makes the communicator usable again after a failure. Every rank's handle must call it, each in a thread of its own; it
 /// returns when all have, or after timeout_ms (above 0). Until then buffers of the failed call may still be touched.
 #[unsafe(no_mangle)]
@@ -286,7 +305,31 @@ pub unsafe extern "C" fn crosscclCommReset(comm: crosscclComm_t, timeout_ms: i64
     })
 }
 
-/// The same in one thread: comms are the ncomm handles of a communicator's ranks, all of them, in any order.
+/// As crosscclCommReset, but waits timeout_ms at most (0 only asks) and writes to done: 1 once the reset is over, with
+/// its outcome as the answer; else 0. Until then the rank counts as there: call this again. crosscclCommReset waits for
+/// the last time: where not all ranks come in its time, it answers crosscclTimeout, and the rank is not there any more.
+/// In between, the handle takes no collective.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn crosscclCommResetWait(
+    comm: crosscclComm_t,
+    timeout_ms: i64,
+    done: *mut c_int,
+) -> crosscclResult_t {
+    const CALL: &str = "crosscclCommResetWait";
+    entry(|| {
+        group::refuse(CALL)?;
+        let handle = handle::find(CALL, comm)?;
+        let done = place(CALL, "done", done)?;
+        let deadline = deadline(CALL, timeout_ms)?;
+        let outcome = handle.with(CALL, |seat| Ok(seat.reset_until(deadline)))?;
+        // SAFETY: the caller's promise (see the module).
+        unsafe { done.write(c_int::from(!matches!(outcome, Ok(false)))) };
+        outcome.map(drop)
+    })
+}
+
+/// The same as crosscclCommReset in one thread: comms are the ncomm handles of a communicator's ranks, all of them, in
+/// any order.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn crosscclCommResetAll(comms: *const crosscclComm_t, ncomm: c_int) -> crosscclResult_t {
     const CALL: &str = "crosscclCommResetAll";
@@ -435,6 +478,13 @@ unsafe fn init(
         unsafe { comms.add(rank).write(handle::register(handle)) };
     }
     Ok(())
+}
+
+/// The end of a wait that a caller limits; `None` for one beyond all times.
+fn deadline(call: &'static str, timeout_ms: i64) -> outcome::Result<Option<Instant>> {
+    let wrong = |_| crate::collective::invalid(call, None, "timeout_ms", "0 or more", timeout_ms);
+    let limit = u64::try_from(timeout_ms).map(Duration::from_millis).map_err(wrong)?;
+    Ok(Instant::now().checked_add(limit))
 }
 
 /// # Safety

@@ -106,6 +106,10 @@ static void calls(void) {
   REFUSED(crosscclCommGetAsyncError(comms[0], NULL), "asyncError");
   REFUSED(crosscclCommReset(comms[0], 0), "timeout_ms");
   EXPECT(crosscclCommReset(comms[0], 10), crosscclTimeout, "rank 1");
+  REFUSED(crosscclCommWait(comms[0], -1, &number), "timeout_ms");
+  REFUSED(crosscclCommWait(comms[0], 0, NULL), "done");
+  REFUSED(crosscclCommResetWait(comms[0], -1, &number), "timeout_ms");
+  REFUSED(crosscclCommResetWait(comms[0], 0, NULL), "done");
   REFUSED(crosscclCommResetAll(comms, 1), "none of rank 1");
   REFUSED(crosscclCommResetAll(NULL, RANKS), "comms");
 
