@@ -115,7 +115,10 @@ fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<(), Fault
             body();
         })
         .map(drop)
-        .map_err(|e| Fault::new("thread", e.raw_os_error().unwrap_or(0).into(), e.to_string()))
+        .map_err(|e| {
+            let what = "raise the limit of processes and threads (`ulimit -u`, or pids.max of a container), or use fewer ranks";
+            Fault::new("thread", e.raw_os_error().unwrap_or(0).into(), format!("{e}; {what}"))
+        })
 }
 
 impl CpuStream {
