@@ -99,7 +99,7 @@ impl WholeFile {
     }
 }
 
-/// Gives files their names, in their order. A signal that comes meanwhile finds all of the old ones or all of the new ones.
+/// Gives files their names, in their order. A signal that comes meanwhile finds all of the old ones, or all new ones.
 pub(crate) fn finish_all(files: &[Written]) -> Result<(), CliError> {
     let mut all = Temporaries::lock();
     for file in files {

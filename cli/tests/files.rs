@@ -444,8 +444,8 @@ fn dtypes_that_cannot_be_reduced_are_copied_if_all_files_agree() {
         let differs = SafeTensors::deserialize(&other).unwrap().tensor("b").unwrap().data().last() == Some(&5);
         assert_eq!(differs, dtype != Dtype::C64);
         let error = format!(
-            "other: tensor `b`, {dtype} [2], is another one than in x; {dtype} cannot be reduced, only copied if all files \
-             agree; the dtypes that can are {dtypes}"
+            "other: tensor `b`, {dtype} [2], is another one than in x; {dtype} cannot be reduced, only copied if all \
+             files agree; the dtypes that can are {dtypes}"
         );
         match differs {
             true => refused(&folder, "x x other", 1, &error),
@@ -467,8 +467,8 @@ fn dtypes_that_cannot_be_reduced_are_copied_if_all_files_agree() {
         "x other --piece-bytes 999",
         1,
         &format!(
-            "other: tensor `t9`, BOOL [5000], is another one than in x; BOOL cannot be reduced, only copied if all files agree; \
-         the dtypes that can are {dtypes}"
+            "other: tensor `t9`, BOOL [5000], is another one than in x; BOOL cannot be reduced, only copied if all \
+         files agree; the dtypes that can are {dtypes}"
         ),
     );
 }
@@ -571,8 +571,8 @@ fn an_index_stands_for_all_its_files() {
     // A name that is neither.
     let outcome = folder.run(&format!("reduce-scatter x/{INDEX} --output new"));
     let told = format!(
-        "crossccl: --output new: x/{INDEX} is an index, so the result is an index and 2 more files; give a folder that is \
-         there, or a name for the index that ends in .json\n"
+        "crossccl: --output new: x/{INDEX} is an index, so the result is an index and 2 more files; give a folder that \
+         exists, or a name for the index that ends in .json\n"
     );
     assert_eq!((outcome.status, outcome.error), (2, told));
 }
@@ -1014,8 +1014,8 @@ fn pieces_that_do_not_fit() {
         ("broadcast --input x --ranks 8 --piece-bytes 1G", "pieces of 1073741824 bytes for 8 ranks: this takes about "),
         (
             "reduce-scatter x x --output out --piece-bytes 1G",
-            "pieces of 1073741824 bytes for 2 ranks: this takes about 5.0 GiB of memory, and the limit of its address space \
-             (ulimit -v) leaves ",
+            "pieces of 1073741824 bytes for 2 ranks: this takes about 5.0 GiB of memory, and the limit of its address \
+             space (ulimit -v) leaves ",
         ),
     ] {
         let script = format!("ulimit -v 2000000 && exec \"$0\" {arguments}");

@@ -314,8 +314,8 @@ mod cpu {
         output.expect("the binary starts")
     }
 
-    /// A size that the process has no memory for is refused by name, before anything is taken for it; those that fit are
-    /// measured, and all files have them. (All was lost with it; in a container the process was killed.)
+    /// A size that the process has no memory for is refused by name, before anything is taken for it. Those that fit
+    /// are measured, and all files have them. (All was lost with it; in a container the process was killed.)
     #[cfg(target_os = "linux")]
     #[test]
     fn sizes_that_do_not_fit_take_nothing_along() {
@@ -328,8 +328,8 @@ mod cpu {
         let output = limited(limit, &format!("perf broadcast --ranks 2 --dtype bf16 {sizes} {files}"));
         let error = text(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{error}");
-        let begin = "crossccl: 68719476736 bytes of bf16 for 2 ranks: this takes about 320.0 GiB of memory, and the limit \
-                     of its address space (ulimit -v) leaves ";
+        let begin = "crossccl: 68719476736 bytes of bf16 for 2 ranks: this takes about 320.0 GiB of memory, and the \
+                     limit of its address space (ulimit -v) leaves ";
         let end = "; lower --max-bytes or --ranks (1 of 3 sizes of perf broadcast were not measured)\n";
         assert!(error.starts_with(begin) && error.ends_with(end), "{error}");
         assert_eq!(table(text(&output.stdout)).len(), 2);

@@ -31,8 +31,8 @@ use crate::{
 
 #[derive(Debug, Args)]
 pub(crate) struct BroadcastArguments {
-    /// The file: any content, any length. The index of a checkpoint in several files (model.safetensors.index.json) stands
-    /// for itself and all of them
+    /// The file: any content, any length. The index of a checkpoint in several files (model.safetensors.index.json)
+    /// stands for itself and all of them
     #[arg(long, value_name = "FILE")]
     input: PathBuf,
     /// Number of ranks
@@ -79,12 +79,9 @@ fn run_on<B: Backend>(arguments: &BroadcastArguments) -> Result<(), CliError> {
     let seconds = ranks.in_collective.as_secs_f64();
     let rate = if bytes == 0 { 0.0 } else { bytes as f64 / seconds / 1e9 };
     let files = if paths.len() > 1 { format!(" of {} files", paths.len()) } else { String::new() };
-    say(&format!(
-        "{bytes} bytes{files} from rank {} to {} ranks: {seconds:.3} s in the collective, {rate:.2} GB/s; {:.3} s in all\n",
-        arguments.root,
-        arguments.ranks,
-        started.elapsed().as_secs_f64()
-    ))
+    let (root, all) = (arguments.root, started.elapsed().as_secs_f64());
+    let took = format!("{seconds:.3} s in the collective, {rate:.2} GB/s; {all:.3} s in all");
+    say(&format!("{bytes} bytes{files} from rank {root} to {} ranks: {took}\n", arguments.ranks))
 }
 
 /// What `input` stands for: itself, and as an index the files that it names.
@@ -133,8 +130,8 @@ fn one<B: Backend>(source: Source, ranks: &mut Ranks<B>, named: bool) -> Result<
     Ok(whole.bytes)
 }
 
-/// Two pieces that are read, their complement, and one for each thread; where buffers are the host's, one a rank and the
-/// root's.
+/// Two pieces that are read, their complement, and one per thread. Where buffers are the host's memory, also one per
+/// rank and the root's.
 fn check_memory<B: Backend>(arguments: &BroadcastArguments, piece: usize) -> Result<(), CliError> {
     let buffers = if is_host::<B>() { arguments.ranks + 1 } else { 0 };
     let needed = ((buffers + 3 + threads(arguments.ranks)) as u64).saturating_mul(piece as u64);

@@ -200,9 +200,12 @@ impl Checkpoint {
     }
 }
 
+/// A file that is open, and its tensors.
+type Opened = (File, Part, Vec<(String, TensorInfo)>);
+
 impl Part {
     /// Opens one file, and tells its tensors by their place.
-    fn open(path: &Path) -> Result<(File, Self, Vec<(String, TensorInfo)>), CliError> {
+    fn open(path: &Path) -> Result<Opened, CliError> {
         let cannot = |error| failure(path, format!("cannot be read: {error}"));
         let mut file = File::open(path).map_err(cannot)?;
         let length = file.metadata().map_err(cannot)?.len();
@@ -339,7 +342,7 @@ pub(super) fn outputs(path: &Path, like: &Checkpoint) -> Result<Vec<PathBuf>, Cl
         (_, Some(extension)) if extension.eq_ignore_ascii_case("json") => path.into(),
         _ => {
             return Err(CliError::Usage(format!(
-                "--output {}: {} is an index, so the result is an index and {} more files; give a folder that is there, \
+                "--output {}: {} is an index, so the result is an index and {} more files; give a folder that exists, \
                  or a name for the index that ends in .json",
                 path.display(),
                 like.path.display(),

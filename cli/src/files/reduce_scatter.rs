@@ -28,17 +28,17 @@ const IN_MEMORY: usize = 64 << 20;
 
 #[derive(Debug, Args)]
 pub(crate) struct ReduceScatterArguments {
-    /// Checkpoints with the same tensors, rank 0 first; each is a rank: a safetensors file, or the index of one in several
-    /// files (model.safetensors.index.json)
+    /// Checkpoints with the same tensors, one per rank, rank 0 first. Each is a safetensors file, or the index of a
+    /// checkpoint in several files (model.safetensors.index.json)
     #[arg(required = true, value_name = "FILE")]
     inputs: Vec<PathBuf>,
-    /// The result: names, dtypes, shapes and metadata as in the first FILE. If that is an index, a folder that is there, or
-    /// a name for the new index; its files get the names of the first's. Replaced where it exists, and only by a
+    /// The result: names, dtypes, shapes and metadata as in the first FILE. If that is an index: a folder that exists,
+    /// or a name for the new index; its files get the names of the first's. An existing file is replaced only by a
     /// complete one
     #[arg(long, value_name = "OUT")]
     output: PathBuf,
-    /// sum, average (or avg), min, max or product (or prod). Tensors of a dtype that cannot be reduced, such as BOOL or I16,
-    /// are copied if all files agree on them
+    /// sum, average (or avg), min, max or product (or prod). Tensors of a dtype that cannot be reduced, such as BOOL or
+    /// I16, are copied if all files agree on them
     #[arg(long, value_name = "NAME", default_value = "sum")]
     op: ReduceOp,
     /// The same as `--op average`. Integers are truncated toward zero
@@ -57,10 +57,6 @@ pub(crate) struct ReduceScatterArguments {
 
 pub(crate) fn run(arguments: &ReduceScatterArguments) -> Result<(), CliError> {
     check_ranks(arguments.inputs.len(), "FILE (one a rank)")?;
-    // A folder is right for an index alone, which is known when the files are open.
-    if !arguments.output.is_dir() {
-        whole_file::check("--output", &arguments.output)?;
-    }
     let inputs = arguments.inputs.iter().map(|path| Checkpoint::open(path)).collect::<Result<Vec<_>, _>>()?;
     for other in &inputs[1..] {
         inputs[0].check_layout(other)?;
@@ -159,8 +155,8 @@ fn check_equal(tensor: &Tensor, inputs: &mut [Checkpoint], piece: usize) -> Resu
     Ok(())
 }
 
-/// An input may be replaced, since it was read by then, but only for who says so. (Another hard link to an input is another
-/// file from then on.)
+/// Checks the names of the output. An input may be replaced, since it was read by then, but only with `--force`.
+/// (Another hard link to an input is another file from then on.)
 fn check_output(arguments: &ReduceScatterArguments, inputs: &[Checkpoint]) -> Result<(), CliError> {
     for output in outputs(&arguments.output, &inputs[0])? {
         whole_file::check("--output", &output)?;
@@ -168,7 +164,8 @@ fn check_output(arguments: &ReduceScatterArguments, inputs: &[Checkpoint]) -> Re
         match all.find(|input| same_name(input, &output)) {
             Some(input) if !arguments.force => {
                 return Err(CliError::Usage(format!(
-                    "--output: {} is the input {}; give another, or --force to replace the input when the result is complete",
+                    "--output: {} is the input {}; give another, or --force to replace the input when the result is \
+                     complete",
                     output.display(),
                     input.display()
                 )));

@@ -184,7 +184,8 @@ fn tune<B: Backend>(arguments: &TuneArguments) -> Result<(), CliError> {
             match measured.points.len() {
                 0 => error,
                 n => error.and(&format!(
-                    " (tune: {n} points are kept in {}: the same command goes on from there, also with a lower --max-bytes)",
+                    " (tune: {n} points are kept in {}; the same command goes on from there, also with a lower \
+                     --max-bytes)",
                     beside.display()
                 )),
             }

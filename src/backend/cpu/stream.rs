@@ -116,8 +116,8 @@ fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<(), Fault
         })
         .map(drop)
         .map_err(|e| {
-            let what = "raise the limit of processes and threads (`ulimit -u`, or pids.max of a container), or use fewer ranks";
-            Fault::new("thread", e.raw_os_error().unwrap_or(0).into(), format!("{e}; {what}"))
+            let raise = "raise the limit of processes and threads (`ulimit -u`, or pids.max of a container)";
+            Fault::new("thread", e.raw_os_error().unwrap_or(0).into(), format!("{e}; {raise}, or use fewer ranks"))
         })
 }
 
