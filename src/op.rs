@@ -49,10 +49,32 @@ impl fmt::Display for ReduceOp {
 impl FromStr for ReduceOp {
     type Err = String;
 
+    /// By [`name`](ReduceOp::name), or by NCCL's shorter `avg` and `prod`.
     fn from_str(s: &str) -> Result<Self, String> {
+        let s = match s {
+            "avg" => "average",
+            "prod" => "product",
+            _ => s,
+        };
         ReduceOp::ALL.into_iter().find(|o| o.name() == s).ok_or_else(|| {
             let names: Vec<_> = ReduceOp::ALL.iter().map(|o| o.name()).collect();
             format!("unknown op `{s}`; the ops are {}", names.join(", "))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_the_shorter_ones() {
+        for op in ReduceOp::ALL {
+            assert_eq!(op.to_string().parse(), Ok(op));
+        }
+        assert_eq!("avg".parse(), Ok(ReduceOp::Average));
+        assert_eq!("prod".parse(), Ok(ReduceOp::Product));
+        let error = "unknown op `mean`; the ops are sum, average, min, max, product";
+        assert_eq!("mean".parse::<ReduceOp>(), Err(error.into()));
     }
 }

@@ -1,6 +1,10 @@
 //! Where tuning comes from: what is built in, and files.
 
-use std::{fs::File, io::Read, path::Path};
+use std::{
+    fs::File,
+    io::{self, Read},
+    path::Path,
+};
 
 use crate::{
     error::{Error, Result},
@@ -31,7 +35,18 @@ impl Tuning {
         let name = path.display().to_string();
         let error = |reason: String| Error::Tuning { source_name: name.clone(), line: None, reason };
         let mut text = String::new();
-        let file = File::open(path).map_err(|e| error(format!("cannot open it: {e}")))?;
+        let cannot_open = |e: io::Error| error(format!("cannot open it: {e}"));
+        // Before it is opened: of a pipe that nobody writes to, the opening waited for ever. And a pipe's rows would be
+        // there for the first communicator alone.
+        let facts = path.metadata().map_err(cannot_open)?;
+        if !facts.is_file() {
+            let what = if facts.is_dir() { "a folder" } else { "a pipe, a socket or a device" };
+            return Err(error(format!("expected a regular file, got {what}")));
+        }
+        if facts.len() > LARGEST {
+            return Err(error(format!("expected at most {LARGEST} bytes, got {}", facts.len())));
+        }
+        let file = File::open(path).map_err(cannot_open)?;
         file.take(LARGEST + 1).read_to_string(&mut text).map_err(|e| error(format!("cannot read it: {e}")))?;
         if text.len() as u64 > LARGEST {
             return Err(error(format!("expected at most {LARGEST} bytes, got more")));

@@ -84,6 +84,7 @@ fn files_that_cannot_be_used() {
         }
         other => panic!("{other:?}"),
     };
+    let text_of = |outcome: Result<Tuning, Error>| outcome.expect_err("no file of rows").to_string();
     let (line, reason) = text(Tuning::read(&path));
     assert!(line.is_none() && reason.starts_with("cannot open it: "), "{reason}");
     fs::write(&path, [0xff, 0xfe]).expect("write");
@@ -93,5 +94,15 @@ fn files_that_cannot_be_used() {
     assert_eq!(line, Some(10), "{reason}");
     let long = fs::File::create(&path).expect("create");
     long.set_len(5 << 20).expect("a long file");
-    assert_eq!(text(Tuning::read(&path)), (None, "expected at most 4194304 bytes, got more".into()));
+    assert_eq!(text(Tuning::read(&path)), (None, "expected at most 4194304 bytes, got 5242880".into()));
+    let folder = text_of(Tuning::read(folder.path()));
+    assert!(folder.ends_with(": expected a regular file, got a folder"), "{folder}");
+    // Opening a pipe that nobody writes to waited for ever.
+    #[cfg(unix)]
+    {
+        fs::remove_file(&path).expect("remove");
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().expect("mkfifo").success());
+        let expected = "expected a regular file, got a pipe, a socket or a device";
+        assert_eq!(text(Tuning::read(&path)), (None, expected.into()));
+    }
 }

@@ -12,6 +12,22 @@ pub(crate) enum CliError {
 }
 
 impl CliError {
+    /// A thread that cannot be had, and what for: a limit of the machine's, not a fault of the program's.
+    pub(crate) fn no_thread(what: &str, error: &std::io::Error) -> Self {
+        CliError::Failure(format!(
+            "{what} cannot be started: {error}; end other processes, raise the limit of processes and threads \
+             (`ulimit -u`, or pids.max of a container), or lower --ranks"
+        ))
+    }
+
+    /// The same failure, with `more` behind it.
+    pub(crate) fn and(self, more: &str) -> Self {
+        match self {
+            CliError::Usage(text) => CliError::Usage(text + more),
+            CliError::Failure(text) => CliError::Failure(text + more),
+        }
+    }
+
     pub(crate) fn exit_code(&self) -> ExitCode {
         match self {
             CliError::Usage(_) => ExitCode::from(2),

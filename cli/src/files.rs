@@ -5,6 +5,8 @@
 
 mod broadcast;
 mod checkpoint;
+mod index;
+mod kinds;
 mod progress;
 mod reduce_scatter;
 
@@ -33,7 +35,7 @@ struct CommonArguments {
 
 impl CommonArguments {
     fn communicator<B: Backend>(&self, ranks: usize) -> Result<Communicator<B>, CliError> {
-        Ok(builder(ranks, self.virtual_ranks).timeout(self.timeout).build()?)
+        Ok(builder(ranks, self.virtual_ranks)?.timeout(self.timeout).build()?)
     }
 }
 

@@ -11,9 +11,12 @@ use std::{
 };
 
 use clap::Args;
-use crossccl::{Backend, BackendKind, Communicator, MAX_BLOCKS, MAX_RANKS, Properties};
+use crossccl::{Backend, BackendKind, MAX_BLOCKS, MAX_RANKS, Properties};
 
-use crate::{backend::with_backend, error::CliError};
+use crate::{
+    backend::{builder, with_backend},
+    error::CliError,
+};
 
 #[derive(Debug, Args)]
 pub(crate) struct InfoArguments {
@@ -72,7 +75,7 @@ fn describe<B: Backend>(kind: BackendKind, ranks: usize) -> String {
     text += &format!("  peer access (devices 0 to {}; the row's device reaches the column's memory):\n", shown - 1);
     text += &peers::<B>(shown);
     text += &links::<B>(shown);
-    let test = match Communicator::<B>::builder(0..shown).build() {
+    let test = match builder::<B>(shown, false).and_then(|builder| Ok(builder.build()?)) {
         Ok(_) => "each of these wrote to and read back from each other one".into(),
         Err(error) => error.to_string(),
     };

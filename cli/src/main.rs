@@ -17,6 +17,7 @@ mod backend;
 mod error;
 mod files;
 mod info;
+mod memory;
 mod perf;
 mod size;
 mod whole_file;

@@ -152,7 +152,9 @@ fn broadcasts_that_cannot_be() {
     f("--input file --ranks 0", 2, "--ranks: 0 is not a number of ranks; give 1 to 64");
     f("--input file --ranks 65", 2, "--ranks: 65 is not a number of ranks; give 1 to 64");
     f("--input none --ranks 2", 1, "none: cannot be read: No such file or directory (os error 2)");
-    f("--input . --ranks 2", 1, ".: cannot be read: Is a directory (os error 21)");
+    f("--input . --ranks 2", 1, ".: is a folder; give a file or a pipe");
+    #[cfg(target_os = "linux")]
+    f("--input /dev/zero --ranks 2", 1, "/dev/zero: is a device; give a file or a pipe");
     f(
         "--input large --ranks 2 --algorithm low-latency",
         2,
@@ -323,6 +325,8 @@ fn every_dtype_and_op_as_the_oracle_says() {
                 folder.write(name, file);
             }
             let spelled = match (op, ranks) {
+                ("average", 1) => "--op avg".into(),
+                ("product", 3) => "--op prod".into(),
                 ("average", 3) => "--average".into(),
                 // Odd, and less than an element of some dtypes.
                 (_, 2) => format!("--op {op} --piece-bytes 7"),
@@ -422,16 +426,245 @@ fn layouts_that_differ() {
 }
 
 #[test]
-fn dtypes_that_cannot_be_reduced() {
+fn dtypes_that_cannot_be_reduced_are_copied_if_all_files_agree() {
     let folder = Folder::new();
-    folder.write("first", ab((Dtype::F32, &[1]), None));
     let dtypes = "f32, f64, f16, bf16, i8, u8, i32, u32, i64, u64";
     for dtype in [Dtype::BOOL, Dtype::I16, Dtype::U16, Dtype::F8_E4M3, Dtype::F8_E5M2, Dtype::C64, Dtype::F4] {
-        folder.write("other", ab((Dtype::F32, &[1]), Some((dtype, &[2]))));
-        let error = format!("other: tensor `b` is of dtype {dtype}, which cannot be reduced; the dtypes are {dtypes}");
-        refused(&folder, "other", 1, &error);
-        refused(&folder, "first other", 1, &error);
+        folder.write("x", ab((Dtype::F32, &[1]), Some((dtype, &[2]))));
+        let out = folder.succeeds("reduce-scatter x x x --op max --output out");
+        let told = "copied, not reduced, since their dtypes cannot be and all files agree on them";
+        assert!(out.ends_with(&format!(" s\n{told}: `b` {dtype} [2]\n")), "{out}");
+        assert!(folder.read("out") == folder.read("x"), "{dtype}");
+        fs::remove_file(folder.path("out")).unwrap();
+        // One bit of the last byte.
+        let mut other = folder.read("x");
+        *other.last_mut().unwrap() ^= 4;
+        folder.write("other", &other);
+        // The widest stands first in the file.
+        let differs = SafeTensors::deserialize(&other).unwrap().tensor("b").unwrap().data().last() == Some(&5);
+        assert_eq!(differs, dtype != Dtype::C64);
+        let error = format!(
+            "other: tensor `b`, {dtype} [2], is another one than in x; {dtype} cannot be reduced, only copied if all \
+             files agree; the dtypes that can are {dtypes}"
+        );
+        match differs {
+            true => refused(&folder, "x x other", 1, &error),
+            false => drop(folder.succeeds("reduce-scatter x x other --output out")),
+        }
+        let _ = fs::remove_file(folder.path("out"));
     }
+    // Large ones in pieces, and of many the first.
+    let tensors = (0..10).map(|i| (format!("t{i}"), Dtype::BOOL, vec![5000], vec![1; 5000])).collect();
+    folder.write("x", serialize(&tensors, &[]));
+    let out = folder.succeeds("reduce-scatter x x --output out --piece-bytes 999");
+    assert!(out.ends_with("`t7` BOOL [5000], and 2 more\n"), "{out}");
+    assert!(folder.read("out") == folder.read("x"));
+    let mut other = folder.read("x");
+    *other.last_mut().unwrap() = 0;
+    folder.write("other", other);
+    refused(
+        &folder,
+        "x other --piece-bytes 999",
+        1,
+        &format!(
+            "other: tensor `t9`, BOOL [5000], is another one than in x; BOOL cannot be reduced, only copied if all \
+         files agree; the dtypes that can are {dtypes}"
+        ),
+    );
+}
+
+/// What is known to be something else is called by its name.
+#[test]
+fn files_that_are_something_else() {
+    let folder = Folder::new();
+    folder.write("whole", ab((Dtype::F32, &[1]), None));
+    let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4665\nsize 12345\n";
+    let lfs = "is a Git LFS pointer, not the file that it stands for; run `git lfs pull` where it was cloned";
+    for (content, what) in [
+        (pointer.as_bytes(), lfs),
+        (
+            b"<!doctype html>\n<html><head><title>404</title>",
+            "is an HTML page, perhaps an error told in place of the file; download it again",
+        ),
+        (
+            b"PK\x03\x04\0\0\x08\x08\0\0archive/data.pkl",
+            "is a zip archive, such as torch.save writes (.pt, .pth, .bin); convert it to safetensors",
+        ),
+        (
+            b"{\"architectures\": []}",
+            "is a JSON file; give a safetensors file, or an index of such files (with a weight_map)",
+        ),
+    ] {
+        folder.write("x.safetensors", content);
+        refused(&folder, "whole x.safetensors", 1, &format!("x.safetensors: {what}"));
+        // A broadcast takes any content, and says so.
+        let outcome = folder.run("broadcast --input x.safetensors --ranks 2");
+        assert_eq!((outcome.status, outcome.out.matches("  ok").count()), (0, 2), "{}", outcome.error);
+        assert_eq!(outcome.error, format!("crossccl: x.safetensors: {what} (broadcast as it is)\n"));
+        folder.write("x.bin", content);
+        let outcome = folder.run("broadcast --input x.bin --ranks 1");
+        assert_eq!((outcome.status, outcome.error.is_empty()), (0, content != pointer.as_bytes()));
+    }
+}
+
+// ---- checkpoints in several files
+
+const INDEX: &str = "model.safetensors.index.json";
+
+/// A checkpoint of two files and an index in a folder `name`; elements are `value` and one more.
+fn split(folder: &Folder, name: &str, value: f32) {
+    fs::create_dir_all(folder.path(name)).unwrap();
+    let one = |tensor: &str, value: f32| (tensor.to_owned(), Dtype::F32, vec![1], value.to_le_bytes().to_vec());
+    folder.write(
+        &format!("{name}/model-1.safetensors"),
+        serialize(&vec![one("a", value), one("c", value)], &[("n", name)]),
+    );
+    folder.write(&format!("{name}/model-2.safetensors"), serialize(&vec![one("b", value + 1.0)], &[]));
+    let map = r#"{"a": "model-1.safetensors", "b": "model-2.safetensors", "c": "model-1.safetensors"}"#;
+    folder.write(&format!("{name}/{INDEX}"), format!(r#"{{"metadata": {{"total_size": 12}}, "weight_map": {map}}}"#));
+}
+
+impl Folder {
+    fn files_of(&self, name: &str) -> BTreeMap<String, Vec<u8>> {
+        let files = fs::read_dir(self.path(name)).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+        files.map(|file| (file.clone(), self.read(&format!("{name}/{file}")))).collect()
+    }
+}
+
+#[test]
+fn an_index_stands_for_all_its_files() {
+    let folder = Folder::new();
+    split(&folder, "x", 1.0);
+    split(&folder, "y", 10.0);
+    fs::create_dir(folder.path("out")).unwrap();
+    let value = |file: &[u8], tensor: &str| {
+        let whole = SafeTensors::deserialize(file).unwrap();
+        f32::from_le_bytes(whole.tensor(tensor).unwrap().data().try_into().unwrap())
+    };
+    // Into a folder, or under another name for the index.
+    for (output, index) in [("out", INDEX), ("out/", INDEX), ("out/other.json", "other.json")] {
+        let out = folder.succeeds(&format!("reduce-scatter x/{INDEX} y/{INDEX} --output {output}"));
+        assert!(out.starts_with(&format!("{output}: sum of 2 files, 3 tensors, 12 bytes, ")), "{out}");
+        let files = folder.files_of("out");
+        assert_eq!(files.keys().collect::<Vec<_>>(), ["model-1.safetensors", "model-2.safetensors", index]);
+        assert_eq!(files[index], folder.read(&format!("x/{INDEX}")));
+        let (one, two) = (&files["model-1.safetensors"], &files["model-2.safetensors"]);
+        assert_eq!([value(one, "a"), value(two, "b"), value(one, "c")], [11.0, 13.0, 11.0]);
+        assert_eq!(SafeTensors::read_metadata(one).unwrap().1.metadata().as_ref().unwrap()["n"], "x");
+        for file in files.keys() {
+            fs::remove_file(folder.path("out").join(file)).unwrap();
+        }
+    }
+    // The files of a rank need not be cut alike: the first says what the result is like.
+    let one = |tensor: &str| (tensor.to_owned(), Dtype::F32, vec![1], 5f32.to_le_bytes().to_vec());
+    folder.write("single", serialize(&vec![one("a"), one("b"), one("c")], &[]));
+    folder.succeeds(&format!("reduce-scatter single x/{INDEX} --output sum"));
+    assert_eq!([value(&folder.read("sum"), "a"), value(&folder.read("sum"), "b")], [6.0, 7.0]);
+    folder.succeeds(&format!("reduce-scatter x/{INDEX} single --output out"));
+    assert_eq!(value(&folder.read("out/model-2.safetensors"), "b"), 7.0);
+    // In place of an input only by force, and a file of an index is one.
+    let outcome = folder.run(&format!("reduce-scatter x/{INDEX} single --output x/new.json"));
+    let told = "crossccl: --output: x/model-1.safetensors is the input x/model-1.safetensors; give another, or --force";
+    assert!(outcome.status == 2 && outcome.error.starts_with(told), "{}", outcome.error);
+    folder.succeeds(&format!("reduce-scatter x/{INDEX} single --output x --force"));
+    assert_eq!(value(&folder.read("x/model-2.safetensors"), "b"), 7.0);
+    // A name that is neither.
+    let outcome = folder.run(&format!("reduce-scatter x/{INDEX} --output new"));
+    let told = format!(
+        "crossccl: --output new: x/{INDEX} is an index, so the result is an index and 2 more files; give a folder that \
+         exists, or a name for the index that ends in .json\n"
+    );
+    assert_eq!((outcome.status, outcome.error), (2, told));
+}
+
+#[test]
+fn a_broadcast_of_an_index_is_one_of_all_its_files() {
+    let folder = Folder::new();
+    split(&folder, "x", 1.0);
+    let out = folder.succeeds(&format!("broadcast --input x/{INDEX} --ranks 2"));
+    let lines: Vec<_> = out.lines().collect();
+    let mut bytes = 0;
+    for (at, name) in [INDEX, "model-1.safetensors", "model-2.safetensors"].into_iter().enumerate() {
+        let content = folder.read(&format!("x/{name}"));
+        bytes += content.len();
+        assert_eq!(lines[3 * at], format!("x/{name}:"));
+        for rank in 0..2 {
+            assert_eq!(lines[3 * at + 1 + rank], format!("rank {rank}  {}  ok", hex(&content)));
+        }
+    }
+    assert!(lines[9].starts_with(&format!("{bytes} bytes of 3 files from rank 0 to 2 ranks: ")), "{out}");
+    // Of files that are no safetensors files only that they are there.
+    folder.write("bin.index.json", r#"{"weight_map": {"a": "pytorch_model-1.bin"}}"#);
+    let lacks = "No such file or directory (os error 2); it belongs beside the index";
+    let outcome = folder.run("broadcast --input bin.index.json --ranks 2");
+    let told = format!("crossccl: bin.index.json: its shard `pytorch_model-1.bin` cannot be read: {lacks}\n");
+    assert_eq!((outcome.status, outcome.error), (1, told));
+    folder.write("pytorch_model-1.bin", "PK\x03\x04");
+    assert!(folder.succeeds("broadcast --input bin.index.json --ranks 2").contains(" bytes of 2 files "));
+}
+
+#[test]
+fn indexes_that_lie() {
+    let folder = Folder::new();
+    split(&folder, "x", 1.0);
+    folder.write("whole", ab((Dtype::F32, &[1]), None));
+    fs::create_dir(folder.path("x/sub")).unwrap();
+    folder.write("x/zip", "PK\x03\x04\0\0\0\0");
+    let beside = "expected the name of a file beside the index";
+    let gone = "No such file or directory (os error 2); it belongs beside the index";
+    for (map, error) in [
+        (r#""a": "../whole""#, format!("names `../whole` as the file of tensor `a`; {beside}")),
+        (r#""a": "/etc/passwd""#, format!("names `/etc/passwd` as the file of tensor `a`; {beside}")),
+        (r#""a": "..""#, format!("names `..` as the file of tensor `a`; {beside}")),
+        (r#""a": "sub/x""#, format!("names `sub/x` as the file of tensor `a`; {beside}")),
+        (r#""a": "bad.json""#, format!("names `bad.json` as the file of tensor `a`; {beside}")),
+        (r#""a": "sub""#, "its shard `sub` is a folder".into()),
+        (r#""a": "none.safetensors""#, format!("its shard `none.safetensors` cannot be read: {gone}")),
+        (
+            r#""a": "model-1.safetensors", "z": "model-2.safetensors""#,
+            "its shard `model-2.safetensors` lacks tensor `z`; download both again".into(),
+        ),
+        (
+            r#""a": "model-1.safetensors", "a": "model-2.safetensors""#,
+            "is an index that cannot be understood (`a` comes twice at line 1 column 71); download it again".into(),
+        ),
+        (
+            r#""a": 5"#,
+            "is an index that cannot be understood (invalid type: integer `5`, expected a string at line 1 column 22); \
+             download it again"
+                .into(),
+        ),
+    ] {
+        folder.write("x/bad.json", format!(r#"{{"weight_map": {{{map}}}}}"#));
+        let outcome = folder.run("reduce-scatter x/bad.json --output x/out.json");
+        assert_eq!((outcome.status, outcome.error), (1, format!("crossccl: x/bad.json: {error}\n")), "{map}");
+        // Names that lead elsewhere, and what belongs to safetensors files.
+        if map.contains("safetensors") || error.contains(beside) {
+            let outcome = folder.run("broadcast --input x/bad.json --ranks 1");
+            assert_eq!((outcome.status, outcome.error), (1, format!("crossccl: x/bad.json: {error}\n")), "{map}");
+        }
+        assert!(!folder.path("x/out.json").exists());
+    }
+    folder.write("x/bad.json", r#"{"weight_map": {"a": "zip"}}"#);
+    let outcome = folder.run("reduce-scatter x/bad.json --output x/out.json");
+    assert!(outcome.error.starts_with("crossccl: x/zip: is a zip archive, such as torch.save"), "{}", outcome.error);
+    // One tensor in two files.
+    fs::copy(folder.path("x/model-1.safetensors"), folder.path("x/model-3.safetensors")).unwrap();
+    folder.write("x/bad.json", r#"{"weight_map": {"a": "model-1.safetensors", "c": "model-3.safetensors"}}"#);
+    let outcome = folder.run("reduce-scatter x/bad.json --output x/out.json");
+    let told =
+        "crossccl: x/model-3.safetensors: has tensor `a`, which x/model-1.safetensors has, too; write them again\n";
+    assert_eq!((outcome.status, &*outcome.error), (1, told));
+    // Ranks that differ.
+    let outcome = folder.run(&format!("reduce-scatter x/{INDEX} whole --output x/out.json"));
+    let told = format!("crossccl: whole: lacks tensor `c`, F32 [1] in x/{INDEX}; give checkpoints of one model\n");
+    assert_eq!((outcome.status, outcome.error), (1, told));
+    // Nothing to reduce.
+    folder.write("x/bad.json", r#"{"weight_map": {}}"#);
+    let outcome = folder.run("reduce-scatter x/bad.json --output x/out.json");
+    assert!(outcome.error.contains("is an index of no tensors"), "{}", outcome.error);
+    let mut left = fs::read_dir(folder.path("x")).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+    assert!(left.all(|name| !name.starts_with(".crossccl")));
 }
 
 #[test]
@@ -556,9 +789,13 @@ fn outputs_and_command_lines_that_cannot_be() {
         "--output: ./y is the input y; give another, or --force to replace the input when the result is complete",
     );
     f("x none --output out", 1, "none: cannot be read: No such file or directory (os error 2)");
-    f("x . --output out", 1, ".: is not a regular file; give a safetensors file");
-    f("x --output .", 1, ".: exists and is not a regular file; give another --output");
-    f("x --output none/out", 1, "none/out: its folder none does not exist; create it first");
+    f("x . --output out", 1, ".: is a folder; give a safetensors file, or an index of such files");
+    let name = "is the name of a folder; give the name of a file";
+    f("x --output .", 2, &format!("--output .: {name}"));
+    f("x --output none/", 2, &format!("--output none/: {name}"));
+    f("x --output none/.", 2, &format!("--output none/.: {name}"));
+    f("x --output none/out", 1, "--output none/out: its folder none does not exist; create it first");
+    f("x --output x/out", 1, "--output x/out: x is no folder");
     let many = "x ".repeat(65);
     f(&format!("{many} --output out"), 2, "FILE (one a rank): 65 is not a number of ranks; give 1 to 64");
     f("x --output out --backend rocm", 2, "this build has no rocm backend; build with `--features rocm`");
@@ -576,7 +813,7 @@ fn outputs_and_command_lines_that_cannot_be() {
 #[cfg(unix)]
 #[test]
 fn the_output_is_a_file_like_any_other() {
-    use std::os::unix::fs::{MetadataExt, symlink};
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
     let folder = Folder::new();
     folder.write("x", ab((Dtype::F32, &[2]), None));
     folder.write("target", "old");
@@ -584,8 +821,215 @@ fn the_output_is_a_file_like_any_other() {
     folder.succeeds("reduce-scatter x --output link");
     assert!(folder.path("link").is_symlink());
     assert_eq!(folder.read("target"), folder.read("x"));
-    // Not private to its owner, as temporary files are.
+    // Not private to its owner, as temporary files are; but as private as it was.
     assert_eq!(folder.path("target").metadata().unwrap().mode(), folder.path("x").metadata().unwrap().mode());
+    for mode in [0o600, 0o640, 0o666] {
+        fs::set_permissions(folder.path("target"), PermissionsExt::from_mode(mode)).unwrap();
+        folder.succeeds("reduce-scatter x x --output link");
+        assert_eq!(folder.path("target").metadata().unwrap().mode() & 0o7777, mode);
+    }
+    // A new one is as the user wants new files.
+    let script = "umask 027 && exec \"$0\" reduce-scatter x --output new";
+    let done =
+        Command::new("sh").args(["-c", script, env!("CARGO_BIN_EXE_crossccl")]).current_dir(folder.0.path()).output();
+    assert!(done.unwrap().status.success());
+    assert_eq!(folder.path("new").metadata().unwrap().mode() & 0o7777, 0o640);
+    // Another hard link is another file from then on.
+    fs::hard_link(folder.path("new"), folder.path("second")).unwrap();
+    let before = folder.read("new");
+    folder.succeeds("reduce-scatter x x --output new");
+    assert!(folder.read("second") == before && folder.read("new") != before);
+}
+
+/// Through links to what is not there yet; not in circles, nor out of the file system.
+#[cfg(target_os = "linux")]
+#[test]
+fn links_to_what_is_not_there() {
+    use std::os::unix::fs::symlink;
+    let folder = Folder::new();
+    folder.write("x", ab((Dtype::F32, &[2]), None));
+    fs::create_dir(folder.path("sub")).unwrap();
+    for (link, to) in [
+        ("link", "sub/chain"),
+        ("sub/chain", "../target"),
+        ("astray", "none/target"),
+        ("circle", "sub/circle"),
+        ("sub/circle", "../circle"),
+        ("slash", "target/"),
+        ("up", "sub"),
+    ] {
+        symlink(to, folder.path(link)).unwrap();
+    }
+    folder.succeeds("reduce-scatter x --output link");
+    assert!(folder.path("link").is_symlink() && folder.path("sub/chain").is_symlink());
+    assert_eq!(folder.read("target"), folder.read("x"));
+    fs::remove_file(folder.path("target")).unwrap();
+    let file = "give the name of a file";
+    for (output, status, error) in [
+        ("astray", 1, "its folder none does not exist; create it first".to_owned()),
+        ("circle", 2, format!("is a symbolic link that leads in a circle; {file}")),
+        ("slash", 2, format!("is the name of a folder; {file}")),
+        ("up", 2, format!("is the name of a folder; {file}")),
+        ("/dev/stdout", 2, format!("leads to /proc, where nothing can be replaced; {file}")),
+        ("/dev/null", 2, format!("is a device; {file}")),
+    ] {
+        let outcome = folder.run(&format!("reduce-scatter x --output {output}"));
+        assert_eq!((outcome.status, outcome.error), (status, format!("crossccl: --output {output}: {error}\n")));
+    }
+    // Also as the other name of an input.
+    symlink("x", folder.path("same")).unwrap();
+    let outcome = folder.run("reduce-scatter x --output same");
+    assert!(outcome.error.starts_with("crossccl: --output: same is the input x; "), "{}", outcome.error);
+}
+
+/// What is no file is told before anybody waits for it or writes to it.
+#[cfg(unix)]
+#[test]
+fn pipes_and_sockets() {
+    let folder = Folder::new();
+    folder.write("x", ab((Dtype::F32, &[2]), None));
+    assert!(Command::new("mkfifo").arg(folder.path("pipe")).status().unwrap().success());
+    let _socket = std::os::unix::net::UnixListener::bind(folder.path("socket")).unwrap();
+    let safetensors = "give a safetensors file, or an index of such files";
+    for (arguments, status, error) in [
+        ("reduce-scatter x --output pipe", 2, "--output pipe: is a pipe; give the name of a file".to_owned()),
+        ("reduce-scatter x --output socket", 2, "--output socket: is a socket; give the name of a file".into()),
+        ("reduce-scatter x pipe --output out", 1, format!("pipe: is a pipe; {safetensors}")),
+        ("reduce-scatter x socket --output out", 1, format!("socket: is a socket; {safetensors}")),
+        ("broadcast --input socket --ranks 2", 1, "socket: is a socket; give a file or a pipe".into()),
+    ] {
+        let outcome = folder.run(arguments);
+        assert_eq!((outcome.status, outcome.error), (status, format!("crossccl: {error}\n")), "{arguments}");
+    }
+    folder.write("index.json", r#"{"weight_map": {"a": "pipe"}}"#);
+    for command in ["reduce-scatter index.json --output out.json", "broadcast --ranks 2 --input index.json"] {
+        let outcome = folder.run(command);
+        // As any pipe, a broadcast would read it to its end: a checkpoint's part has none to wait for.
+        let told = outcome.error.contains("its shard `pipe` is a pipe");
+        assert_eq!((outcome.status, told), (1, true), "{command}: {}", outcome.error);
+    }
+}
+
+/// The program as somebody who is not root: root may do all of this. With its own copy, that anybody may run.
+#[cfg(target_os = "linux")]
+fn as_anybody(folder: &Folder, script: &str) -> Outcome {
+    use std::os::unix::{
+        fs::{MetadataExt, PermissionsExt},
+        process::CommandExt,
+    };
+    let program = folder.path("crossccl");
+    if !program.exists() {
+        fs::copy(env!("CARGO_BIN_EXE_crossccl"), &program).unwrap();
+        fs::set_permissions(folder.0.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    }
+    // Other shells name limits otherwise.
+    let mut command = Command::new("bash");
+    command.args(["-c", script]).current_dir(folder.0.path());
+    if fs::metadata("/proc/self").unwrap().uid() == 0 {
+        command.uid(65534).gid(65534);
+    }
+    let output = command.output().unwrap();
+    Outcome {
+        status: output.status.code().unwrap_or(-1),
+        out: String::from_utf8(output.stdout).unwrap(),
+        error: String::from_utf8(output.stderr).unwrap(),
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn what_may_not_be_written_is_told_before_the_work() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = Folder::new();
+    folder.write("x", ab((Dtype::F32, &[2]), None));
+    for name in ["closed", "open"] {
+        fs::create_dir(folder.path(name)).unwrap();
+        folder.write(&format!("{name}/file"), "precious");
+        fs::set_permissions(folder.path(&format!("{name}/file")), PermissionsExt::from_mode(0o666)).unwrap();
+    }
+    fs::set_permissions(folder.path("closed"), PermissionsExt::from_mode(0o555)).unwrap();
+    fs::set_permissions(folder.path("open"), PermissionsExt::from_mode(0o777)).unwrap();
+    folder.write("open/kept", "precious");
+    fs::set_permissions(folder.path("open/kept"), PermissionsExt::from_mode(0o444)).unwrap();
+    let denied = "Permission denied (os error 13)";
+    for (output, error) in [
+        // It is written aside first.
+        ("closed/file", format!("its folder closed takes no new file: {denied}; give a name in another one")),
+        ("closed/new", format!("its folder closed takes no new file: {denied}; give a name in another one")),
+        // A rename would not ask.
+        ("open/kept", format!("is there and may not be written: {denied}; give another name")),
+    ] {
+        let outcome = as_anybody(&folder, &format!("./crossccl reduce-scatter x --output {output}"));
+        assert_eq!((outcome.status, outcome.error), (1, format!("crossccl: --output {output}: {error}\n")));
+    }
+    // What others may write stays theirs, as far as the system lets one give it back.
+    let outcome = as_anybody(&folder, "./crossccl reduce-scatter x --output open/file");
+    assert_eq!((outcome.status, &*outcome.error), (0, ""));
+    assert_eq!(folder.read("open/file"), folder.read("x"));
+    assert_eq!(folder.path("open/file").metadata().unwrap().permissions().mode() & 0o777, 0o666);
+    fs::set_permissions(folder.path("closed"), PermissionsExt::from_mode(0o755)).unwrap();
+}
+
+/// However few threads there may be, it works or says which thread is missing. (Two of the command's own panicked.)
+#[cfg(target_os = "linux")]
+#[test]
+fn limits_of_threads() {
+    use std::os::unix::fs::MetadataExt;
+    let folder = Folder::new();
+    folder.write("x", noise(100));
+    let mine = fs::metadata("/proc/self").unwrap().uid();
+    let user = if mine == 0 { 65534 } else { mine };
+    // The limit counts all threads of a user.
+    let threads = || {
+        let processes = fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok());
+        let own = processes.filter(|entry| entry.metadata().is_ok_and(|facts| facts.uid() == user));
+        own.filter_map(|process| Some(fs::read_dir(process.path().join("task")).ok()?.count())).sum::<usize>()
+    };
+    let mut told = Vec::new();
+    for more in 1..=7 {
+        let script = format!("ulimit -u {}; exec ./crossccl broadcast --input x --ranks 4", threads() + more);
+        let outcome = as_anybody(&folder, &script);
+        assert!([0, 1, 2].contains(&outcome.status), "{more}: {} {}", outcome.status, outcome.error);
+        assert!(!outcome.error.contains("panicked"), "{}", outcome.error);
+        told.push(outcome.error);
+    }
+    let advice = "raise the limit of processes and threads (`ulimit -u`";
+    assert!(told.iter().any(|error| error.contains(advice)), "{told:?}");
+    if mine == 0 {
+        let own = "crossccl: a thread to read, hash and compare cannot be started: ";
+        assert!(told.iter().any(|error| error.starts_with(own)), "{told:?}");
+    }
+}
+
+/// A process has no memory for such pieces: told by name, before any is taken.
+#[cfg(target_os = "linux")]
+#[test]
+fn pieces_that_do_not_fit() {
+    let folder = Folder::new();
+    let bytes = 1u64 << 30;
+    let header = format!(r#"{{"a":{{"dtype":"U8","shape":[{bytes}],"data_offsets":[0,{bytes}]}}}}"#);
+    folder.write("x", raw(&header, 0));
+    fs::File::options().write(true).open(folder.path("x")).unwrap().set_len(8 + header.len() as u64 + bytes).unwrap();
+    for (arguments, what) in [
+        ("broadcast --input x --ranks 8 --piece-bytes 1G", "pieces of 1073741824 bytes for 8 ranks: this takes about "),
+        (
+            "reduce-scatter x x --output out --piece-bytes 1G",
+            "pieces of 1073741824 bytes for 2 ranks: this takes about 5.0 GiB of memory, and the limit of its address \
+             space (ulimit -v) leaves ",
+        ),
+    ] {
+        let script = format!("ulimit -v 2000000 && exec \"$0\" {arguments}");
+        let output = Command::new("sh")
+            .args(["-c", &script, env!("CARGO_BIN_EXE_crossccl")])
+            .current_dir(folder.0.path())
+            .output()
+            .unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!((output.status.code(), output.stdout.is_empty()), (Some(1), true), "{error}");
+        assert!(error.starts_with(&format!("crossccl: {what}")), "{error}");
+        assert!(error.contains("; lower --piece-bytes"), "{error}");
+    }
+    assert_eq!(fs::read_dir(folder.0.path()).unwrap().count(), 1);
 }
 
 /// The last bytes leave the program when the file is finished: what goes wrong then is told, too.
@@ -604,7 +1048,7 @@ fn an_output_that_finds_no_room_is_a_failure() {
         .output()
         .unwrap();
     let error = String::from_utf8(output.stderr).unwrap();
-    assert!(error.starts_with("crossccl: out: cannot be written: ") && error.lines().count() == 1, "{error}");
+    assert!(error.starts_with("crossccl: --output out: cannot be written: ") && error.lines().count() == 1, "{error}");
     assert_eq!((output.status.code(), output.stdout.is_empty()), (Some(1), true));
     assert!(before == folder.content(), "the folder changed");
 }

@@ -188,12 +188,12 @@ mod cpu {
         let output = crossccl(&format!("perf broadcast --json {}", missing.display()));
         assert_eq!((text(&output.stdout), output.status.code()), ("", Some(1)));
         let error = text(&output.stderr);
-        let expected = format!("crossccl: perf: cannot write --json {}: ", missing.display());
+        let expected = format!("crossccl: --json {}: its folder ", missing.display());
         assert!(error.starts_with(&expected) && error.lines().count() == 1, "{error}");
         let here = folder.path().display();
         refused(
             &format!("perf broadcast --json {here}"),
-            &format!("crossccl: perf: --json {here} is a folder; give the name of a file\n"),
+            &format!("crossccl: --json {here}: is the name of a folder; give the name of a file\n"),
         );
     }
 
@@ -204,9 +204,8 @@ mod cpu {
         let missing = format!("{here}/none");
         let output = crossccl(&format!("perf broadcast --plot {missing}/a.svg"));
         assert_eq!((text(&output.stdout), output.status.code()), ("", Some(1)));
-        let error =
-            format!("cannot write --plot {missing}/a.svg: its folder {missing} does not exist; create it first");
-        assert_eq!(text(&output.stderr), format!("crossccl: perf: {error}\n"));
+        let error = format!("--plot {missing}/a.svg: its folder {missing} does not exist; create it first");
+        assert_eq!(text(&output.stderr), format!("crossccl: {error}\n"));
         for (arguments, error) in [
             ("perf --plot a.png", "--plot a.png: the picture is an SVG; give a name that ends in .svg".to_owned()),
             ("perf --plot a", "--plot a: the picture is an SVG; give a name that ends in .svg".into()),
@@ -220,7 +219,7 @@ mod cpu {
         std::fs::create_dir(folder.path().join("folder.svg")).expect("a folder");
         refused(
             &format!("perf --plot {here}/folder.svg"),
-            &format!("crossccl: perf: --plot {here}/folder.svg is a folder; give the name of a file\n"),
+            &format!("crossccl: --plot {here}/folder.svg: is the name of a folder; give the name of a file\n"),
         );
         #[cfg(unix)]
         {
@@ -228,9 +227,7 @@ mod cpu {
             for option in ["--plot", "--json"] {
                 refused(
                     &format!("perf broadcast {option} {here}/socket.svg"),
-                    &format!(
-                        "crossccl: perf: {option} {here}/socket.svg is not a regular file; give the name of a file\n"
-                    ),
+                    &format!("crossccl: {option} {here}/socket.svg: is a socket; give the name of a file\n"),
                 );
             }
         }
@@ -298,8 +295,126 @@ mod cpu {
                 "4611686018427387904 elements of f32 are more bytes than 64 bits can count; give a smaller --shape",
             ),
         ] {
-            refused(&format!("perf {arguments}"), &format!("crossccl: perf: {expected}\n"));
+            refused(&format!("perf {arguments}"), &format!("crossccl: {expected}\n"));
         }
+        // `tune` has the same sizes; its errors once said `perf`.
+        for (arguments, expected) in [
+            ("--min-bytes 1", "--min-bytes 1 is not a multiple of the 4 bytes of f32; give a multiple, like 4"),
+            ("--min-bytes 0", "--min-bytes 0 measures nothing; give at least one element"),
+        ] {
+            refused(&format!("tune {arguments} --output none.toml"), &format!("crossccl: {expected}\n"));
+        }
+    }
+
+    /// Runs in a shell that does `first`.
+    #[cfg(target_os = "linux")]
+    fn limited(first: &str, arguments: &str) -> Output {
+        let script = format!("{first} && exec \"$0\" {arguments}");
+        let output = Command::new("sh").args(["-c", &script, env!("CARGO_BIN_EXE_crossccl")]).output();
+        output.expect("the binary starts")
+    }
+
+    /// A size that the process has no memory for is refused by name, before anything is taken for it. Those that fit
+    /// are measured, and all files have them. (All was lost with it; in a container the process was killed.)
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn sizes_that_do_not_fit_take_nothing_along() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = |name: &str| folder.path().join(name);
+        let (json, svg) = (path("out.json"), path("out.svg"));
+        let sizes = "--min-bytes 4K --max-bytes 64G --factor 4096 --iters 2";
+        let files = format!("--json {} --plot {}", json.display(), svg.display());
+        let limit = "ulimit -v 4000000";
+        let output = limited(limit, &format!("perf broadcast --ranks 2 --dtype bf16 {sizes} {files}"));
+        let error = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{error}");
+        let begin = "crossccl: 68719476736 bytes of bf16 for 2 ranks: this takes about 320.0 GiB of memory, and the \
+                     limit of its address space (ulimit -v) leaves ";
+        let end = "; lower --max-bytes or --ranks (1 of 3 sizes of perf broadcast were not measured)\n";
+        assert!(error.starts_with(begin) && error.ends_with(end), "{error}");
+        assert_eq!(table(text(&output.stdout)).len(), 2);
+        let document: serde_json::Value =
+            serde_json::from_str(&std::fs::read_to_string(&json).expect("a document")).expect("JSON");
+        assert_eq!(document["rows"].as_array().map(Vec::len), Some(2));
+        assert_eq!(document["failure"].as_str(), Some(error["crossccl: ".len()..].trim_end()));
+        let svg = std::fs::read_to_string(&svg).expect("a picture");
+        assert!(svg.contains("not complete: some sizes could not be measured"), "{svg}");
+
+        // What was there is not replaced by nothing.
+        std::fs::write(&json, "precious").expect("writable");
+        let none = "--min-bytes 64G --max-bytes 64G --iters 2";
+        let output = limited(limit, &format!("perf reduce-scatter --ranks 2 {none} --json {}", json.display()));
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        assert!(text(&output.stderr).contains("bytes of f32 for 2 ranks: this takes about 320.0 GiB"), "{output:?}");
+        assert_eq!(std::fs::read_to_string(&json).expect("the file"), "precious");
+
+        // The ranks themselves, and `tune`, before hours of work.
+        let output = limited("ulimit -v 120000", "perf broadcast --ranks 64 --max-bytes 1K");
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        assert!(text(&output.stderr).starts_with("crossccl: 64 ranks: this takes about "), "{output:?}");
+        let output = limited(limit, &format!("tune --max-bytes 64G --output {}", path("rows.toml").display()));
+        assert_eq!((text(&output.stdout), output.status.code()), ("", Some(1)), "{output:?}");
+        assert!(text(&output.stderr).ends_with("; lower --max-bytes or --ranks\n"), "{output:?}");
+        assert!(!path("rows.toml").exists() && !path("rows.toml.measured").exists());
+    }
+
+    /// Who reads the table goes away: the document has what was measured until then.
+    #[test]
+    fn a_table_that_nobody_reads_any_more() {
+        use std::io::{BufRead, BufReader};
+        let folder = tempfile::tempdir().expect("a folder");
+        let json = folder.path().join("out.json");
+        let mut child = Command::new(env!("CARGO_BIN_EXE_crossccl"))
+            .args("perf broadcast --ranks 2 --min-bytes 1K --max-bytes 4M --factor 2 --iters 2 --json".split(' '))
+            .arg(&json)
+            .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::piped())
+            .spawn()
+            .expect("the binary starts");
+        let mut lines = BufReader::new(child.stdout.take().expect("a pipe"));
+        let mut line = String::new();
+        while line.is_empty() || line.starts_with('#') {
+            line.clear();
+            assert!(lines.read_line(&mut line).expect("a line") > 0, "the table has a row");
+        }
+        drop(lines);
+        let output = child.wait_with_output().expect("it ends");
+        // It may have been done before the pipe was closed; what it wrote into the pipe nobody knows.
+        if output.status.code() != Some(0) {
+            let error = text(&output.stderr);
+            assert!(error.starts_with("crossccl: perf: cannot write to standard output: "), "{error}");
+        }
+        let document: serde_json::Value =
+            serde_json::from_str(&std::fs::read_to_string(&json).expect("a document")).expect("JSON");
+        assert!(document["rows"].as_array().is_some_and(|rows| !rows.is_empty()), "{document}");
+    }
+
+    /// No thread can be had with stacks that no machine has room for.
+    #[test]
+    fn threads_that_cannot_be_had_are_told() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let run = |arguments: &str| {
+            let output = Command::new(env!("CARGO_BIN_EXE_crossccl"))
+                .args(arguments.split_whitespace())
+                .current_dir(folder.path())
+                .env("RUST_MIN_STACK", (1u64 << 46).to_string())
+                .output()
+                .expect("the binary starts");
+            assert_eq!(output.status.code(), Some(1), "{output:?}");
+            text(&output.stderr).to_owned()
+        };
+        let advice = "raise the limit of processes and threads (`ulimit -u`, or pids.max of a container), or ";
+        // Of the library's streams, of the command's own, and of what cleans up after a signal.
+        let error = run("perf broadcast --ranks 2 --max-bytes 1K");
+        assert!(error.starts_with("crossccl: cpu device 0 (rank 0): thread failed with code "), "{error}");
+        assert!(error.ends_with(&format!("; {advice}use fewer ranks\n")), "{error}");
+        let error = run("perf broadcast --ranks 2 --max-bytes 1K --drive inline");
+        assert!(error.starts_with("crossccl: a thread for each rank cannot be started: "), "{error}");
+        assert!(error.contains(&format!("; end other processes, {advice}lower --ranks")), "{error}");
+        let error = run("perf --plot a.svg");
+        let begin = "crossccl: --plot a.svg: the thread that cleans up after a signal cannot be started: ";
+        assert!(error.starts_with(begin), "{error}");
+        assert_eq!(std::fs::read_dir(folder.path()).expect("list").count(), 0);
     }
 
     #[test]
@@ -522,6 +637,11 @@ fn arguments_that_make_no_sense() {
         ),
     ] {
         refused(&format!("perf {arguments}"), &format!("error: invalid value '{value}' for '{option}': {why}{TAIL}"));
+    }
+    #[cfg(feature = "cpu")]
+    for (short, op) in [("avg", "average"), ("prod", "product")] {
+        let output = crossccl(&format!("perf reduce-scatter --op {short} --max-bytes 1K --iters 1"));
+        assert!(text(&output.stdout).contains(&format!(" {op} ")), "{output:?}");
     }
     for option in ["--min-bytes 8", "--max-bytes 8", "--factor 2"] {
         let output = crossccl(&format!("perf reduce-scatter --shape 8 {option}"));

@@ -73,6 +73,35 @@ fn rows_are_measured_written_and_used() {
     assert!(text(&output.stderr).starts_with("crossccl: tuning: rows.toml: cannot open it: "), "{output:?}");
 }
 
+/// What it would read or write is looked at before the work.
+#[cfg(unix)]
+#[test]
+fn names_of_what_is_no_file() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let folder = folder.path();
+    let refused = |arguments: &str, error: &str| {
+        let output = run(folder, arguments);
+        assert_eq!((text(&output.stderr), text(&output.stdout)), (&*format!("crossccl: {error}\n"), ""), "{arguments}");
+        assert_eq!(output.status.code(), Some(2), "{arguments}");
+    };
+    let made = Command::new("mkfifo").args(["pipe", "rows.toml.measured"]).current_dir(folder).status();
+    assert!(made.expect("mkfifo").success());
+    let file = "give the name of a file";
+    refused("tune --output none/", &format!("--output none/: is the name of a folder; {file}"));
+    refused("tune --output . --force", &format!("--output .: is the name of a folder; {file}"));
+    refused("tune --output pipe --force", &format!("--output pipe: is a pipe; {file}"));
+    // Opening it would wait for ever.
+    let anew = "--restart measures all of it anew";
+    refused(&format!("tune {SMALL} --output rows.toml"), &format!("tune: rows.toml.measured: is a pipe; {anew}"));
+    for (name, what) in [("pipe", "a pipe, a socket or a device"), (".", "a folder")] {
+        let mut command = crossccl(folder, "perf broadcast --explain");
+        let output = command.env("CROSSCCL_TUNING", name).output().expect("the binary starts");
+        let expected = format!("crossccl: tuning: {name}: expected a regular file, got {what}\n");
+        assert_eq!((text(&output.stderr), output.status.code()), (&*expected, Some(2)));
+    }
+    assert_eq!(fs::read_dir(folder).expect("list").count(), 2);
+}
+
 /// Killed in the middle, it goes on where it was.
 #[test]
 fn an_interrupted_run_goes_on() {

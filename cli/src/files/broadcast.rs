@@ -5,12 +5,12 @@
 
 use std::{
     fmt::Write,
-    fs::File,
+    fs::{File, Metadata},
     io::Read,
     num::NonZero,
     path::{Path, PathBuf},
     sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel},
-    thread::{self, ScopedJoinHandle, available_parallelism},
+    thread::{self, Scope, ScopedJoinHandle, available_parallelism},
     time::{Duration, Instant},
 };
 
@@ -18,12 +18,21 @@ use clap::Args;
 use crossccl::{Algorithm, Backend, Broadcast, Buffer, Communicator};
 use sha2::{Digest, Sha256};
 
-use super::{CommonArguments, check_ranks, failure, not_done, parse_bytes, progress::Progress, say};
-use crate::{backend::with_backend, error::CliError};
+use super::{
+    CommonArguments, check_ranks, checkpoint::Checkpoint, failure, index::Index, kinds, not_done, parse_bytes,
+    progress::Progress, say,
+};
+use crate::{
+    backend::{is_host, memory_of_ranks, with_backend},
+    error::CliError,
+    memory,
+    whole_file::kind,
+};
 
 #[derive(Debug, Args)]
 pub(crate) struct BroadcastArguments {
-    /// The file: any content, any length
+    /// The file: any content, any length. The index of a checkpoint in several files (model.safetensors.index.json)
+    /// stands for itself and all of them
     #[arg(long, value_name = "FILE")]
     input: PathBuf,
     /// Number of ranks
@@ -57,11 +66,50 @@ pub(crate) fn run(arguments: &BroadcastArguments) -> Result<(), CliError> {
 }
 
 fn run_on<B: Backend>(arguments: &BroadcastArguments) -> Result<(), CliError> {
-    let source = Source::open(&arguments.input, arguments.piece_bytes)?;
+    let paths = files(&arguments.input)?;
+    // What one is like is known before anything is done.
+    let first = Source::open(&arguments.input, arguments.piece_bytes)?;
     let started = Instant::now();
-    let comm = arguments.common.communicator::<B>(arguments.ranks)?;
+    check_memory::<B>(arguments, if paths.len() > 1 { arguments.piece_bytes } else { first.piece_bytes })?;
+    let mut ranks = Ranks::new(arguments.common.communicator::<B>(arguments.ranks)?, arguments);
+    let mut bytes = one::<B>(first, &mut ranks, paths.len() > 1)?;
+    for path in paths.iter().skip(1) {
+        bytes += one::<B>(Source::open(path, arguments.piece_bytes)?, &mut ranks, true)?;
+    }
+    let seconds = ranks.in_collective.as_secs_f64();
+    let rate = if bytes == 0 { 0.0 } else { bytes as f64 / seconds / 1e9 };
+    let files = if paths.len() > 1 { format!(" of {} files", paths.len()) } else { String::new() };
+    let (root, all) = (arguments.root, started.elapsed().as_secs_f64());
+    let took = format!("{seconds:.3} s in the collective, {rate:.2} GB/s; {all:.3} s in all");
+    say(&format!("{bytes} bytes{files} from rank {root} to {} ranks: {took}\n", arguments.ranks))
+}
+
+/// What `input` stands for: itself, and as an index the files that it names.
+fn files(input: &Path) -> Result<Vec<PathBuf>, CliError> {
+    let Some(index) = Index::open(input)? else {
+        let start = kinds::start(input);
+        let claims = input.extension().is_some_and(|extension| extension == "safetensors");
+        // Any content goes to all ranks. That it is not what its name says is told all the same.
+        if (claims || kinds::is_lfs_pointer(&start))
+            && let Some(guess) = kinds::guess(&start)
+            && Checkpoint::open(input).is_err()
+        {
+            eprintln!("crossccl: {}: {guess} (broadcast as it is)", input.display());
+        }
+        return Ok(vec![input.into()]);
+    };
+    // Of safetensors files, that each has what the index says; of others, that they are there.
+    if index.files.keys().any(|name| name.ends_with(".safetensors")) {
+        Checkpoint::open(input)?;
+    }
+    index.files.keys().try_for_each(|name| index.check_file(input, name))?;
+    Ok([input.into()].into_iter().chain(index.paths()).collect())
+}
+
+/// One file to all ranks; how many bytes that were.
+fn one<B: Backend>(source: Source, ranks: &mut Ranks<B>, named: bool) -> Result<u64, CliError> {
+    let path = source.path.clone();
     let progress = Progress::new(source.length.unwrap_or(0));
-    let mut ranks = Ranks::new(comm, arguments);
     // Reading and hashing the file overlaps with the ranks' work on the piece before.
     let whole = thread::scope(|scope| {
         let (give, pieces) = sync_channel(1);
@@ -70,23 +118,33 @@ fn run_on<B: Backend>(arguments: &BroadcastArguments) -> Result<(), CliError> {
         for _ in 0..2 {
             let _ = give_back.send(Vec::new());
         }
-        let reader = scope.spawn(|| source.read(give, empty));
+        let reader = spawn(scope, || source.read(give, empty))?;
         ranks.take_all(pieces, give_back, &progress)?;
         join(reader)
     })?;
     drop(progress);
-    let report = Report { path: &arguments.input, whole: whole.hash, copies: ranks.hashes() };
-    let seconds = ranks.in_collective.as_secs_f64();
-    let rate = if whole.bytes == 0 { 0.0 } else { whole.bytes as f64 / seconds / 1e9 };
-    say(&format!(
-        "{}{} bytes from rank {} to {} ranks: {seconds:.3} s in the collective, {rate:.2} GB/s; {:.3} s in all\n",
-        report.lines(),
-        whole.bytes,
-        arguments.root,
-        arguments.ranks,
-        started.elapsed().as_secs_f64()
-    ))?;
-    report.verdict()
+    let report = Report { path: &path, whole: whole.hash, copies: ranks.hashes() };
+    let head = if named { format!("{}:\n", path.display()) } else { String::new() };
+    say(&format!("{head}{}", report.lines()))?;
+    report.verdict()?;
+    Ok(whole.bytes)
+}
+
+/// Two pieces that are read, their complement, and one per thread. Where buffers are the host's memory, also one per
+/// rank and the root's.
+fn check_memory<B: Backend>(arguments: &BroadcastArguments, piece: usize) -> Result<(), CliError> {
+    let buffers = if is_host::<B>() { arguments.ranks + 1 } else { 0 };
+    let needed = ((buffers + 3 + threads(arguments.ranks)) as u64).saturating_mul(piece as u64);
+    let what = format!("pieces of {piece} bytes for {} ranks", arguments.ranks);
+    memory::check(&what, needed + memory_of_ranks::<B>(arguments.ranks), LOWER)
+}
+
+/// What takes less memory.
+const LOWER: &str = "--piece-bytes or --ranks";
+
+/// How many threads look after so many ranks.
+fn threads(ranks: usize) -> usize {
+    available_parallelism().map_or(1, NonZero::get).min(ranks)
 }
 
 /// The file, opened.
@@ -107,6 +165,11 @@ struct Whole {
 impl Source {
     fn open(path: &Path, piece_bytes: usize) -> Result<Self, CliError> {
         let cannot = |error| failure(path, format!("cannot be read: {error}"));
+        // Before it is opened. A pipe is read to its end, and so is a disk; other devices may have none.
+        let facts = path.metadata().map_err(cannot)?;
+        if !(facts.is_file() || is_pipe_or_disk(&facts)) {
+            return Err(failure(path, format!("{}; give a file or a pipe", kind(&facts))));
+        }
         let file = File::open(path).map_err(cannot)?;
         let facts = file.metadata().map_err(cannot)?;
         let length = facts.is_file().then_some(facts.len());
@@ -124,7 +187,7 @@ impl Source {
             piece.clear();
             piece
                 .try_reserve_exact(self.piece_bytes)
-                .map_err(|_| CliError::Failure("not enough memory for a piece; give a smaller --piece-bytes".into()))?;
+                .map_err(|_| CliError::Failure(format!("not enough memory for a piece; lower {LOWER}")))?;
             (&self.file)
                 .take(self.piece_bytes as u64)
                 .read_to_end(&mut piece)
@@ -178,7 +241,7 @@ struct RankCopy<B: Backend> {
 impl<B: Backend> Ranks<B> {
     fn new(comm: Communicator<B>, arguments: &BroadcastArguments) -> Self {
         let ranks: Vec<usize> = (0..comm.ranks()).collect();
-        let threads = available_parallelism().map_or(1, NonZero::get).min(ranks.len());
+        let threads = threads(ranks.len());
         let lane = |ranks: &[usize]| Lane {
             copies: ranks.iter().map(|rank| RankCopy { rank: *rank, buffer: None, hash: Sha256::new() }).collect(),
             host: Vec::new(),
@@ -213,8 +276,8 @@ impl<B: Backend> Ranks<B> {
         let comm = &self.comm;
         let input = fitting(&mut self.input, comm, self.root, piece.len())?;
         input.write_bytes(piece)?;
-        self.complement.clear();
-        self.complement.extend(piece.iter().map(|byte| !byte));
+        memory::resize(&mut self.complement, piece.len(), LOWER)?;
+        self.complement.iter_mut().zip(piece).for_each(|(to, byte)| *to = !byte);
         let complement = &self.complement;
         each_lane(&mut self.lanes, |lane| {
             for copy in &mut lane.copies {
@@ -228,7 +291,7 @@ impl<B: Backend> Ranks<B> {
         comm.broadcast(&*input, outputs, self.what.clone()).and_then(|call| call.wait()).map_err(not_done)?;
         self.in_collective += started.elapsed();
         each_lane(&mut self.lanes, |lane| {
-            lane.host.resize(piece.len(), 0);
+            memory::resize(&mut lane.host, piece.len(), LOWER)?;
             for copy in &mut lane.copies {
                 if let Some(buffer) = &copy.buffer {
                     buffer.read_bytes(&mut lane.host)?;
@@ -266,9 +329,29 @@ fn each_lane<B: Backend>(
 ) -> Result<(), CliError> {
     thread::scope(|scope| {
         let work = &work;
-        let running: Vec<_> = lanes.iter_mut().map(|lane| scope.spawn(move || work(lane))).collect();
-        running.into_iter().try_for_each(join)
+        let running: Result<Vec<_>, _> = lanes.iter_mut().map(|lane| spawn(scope, move || work(lane))).collect();
+        running?.into_iter().try_for_each(join)
     })
+}
+
+/// A thread that cannot be had is an error. (It once was a panic.)
+fn spawn<'scope, T: Send + 'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    work: impl FnOnce() -> Result<T, CliError> + Send + 'scope,
+) -> Result<ScopedJoinHandle<'scope, Result<T, CliError>>, CliError> {
+    let thread = thread::Builder::new().spawn_scoped(scope, work);
+    thread.map_err(|error| CliError::no_thread("a thread to read, hash and compare", &error))
+}
+
+#[cfg(unix)]
+fn is_pipe_or_disk(facts: &Metadata) -> bool {
+    use std::os::unix::fs::FileTypeExt;
+    facts.file_type().is_fifo() || facts.file_type().is_block_device()
+}
+
+#[cfg(not(unix))]
+fn is_pipe_or_disk(_facts: &Metadata) -> bool {
+    false
 }
 
 fn join<T>(thread: ScopedJoinHandle<'_, Result<T, CliError>>) -> Result<T, CliError> {

@@ -27,18 +27,18 @@ pub(crate) enum Sizes {
 /// The elements of a shape.
 pub(crate) fn elements(shape: &[usize]) -> Result<usize, CliError> {
     shape.iter().try_fold(1usize, |n, e| n.checked_mul(*e)).ok_or_else(|| {
-        CliError::Usage(format!("perf: --shape {shape:?} has more elements than can be counted; give a smaller one"))
+        CliError::Usage(format!("--shape {shape:?} has more elements than can be counted; give a smaller one"))
     })
 }
 
 impl Sizes {
     pub(crate) fn bytes(min: u64, max: u64, factor: u64) -> Result<Self, CliError> {
         if min == 0 {
-            return Err(CliError::Usage("perf: --min-bytes 0 measures nothing; give at least one element".into()));
+            return Err(CliError::Usage("--min-bytes 0 measures nothing; give at least one element".into()));
         }
         if min > max {
             return Err(CliError::Usage(format!(
-                "perf: --min-bytes {min} is above --max-bytes {max}; lower the one or raise the other"
+                "--min-bytes {min} is above --max-bytes {max}; lower the one or raise the other"
             )));
         }
         Ok(Sizes::Bytes { min, max, factor })
@@ -49,7 +49,7 @@ impl Sizes {
         let size = dtype.size() as u64;
         match self {
             Sizes::Bytes { min, .. } if min % size != 0 => Err(CliError::Usage(format!(
-                "perf: --min-bytes {min} is not a multiple of the {size} bytes of {dtype}; give a multiple, like {}",
+                "--min-bytes {min} is not a multiple of the {size} bytes of {dtype}; give a multiple, like {}",
                 (min / size).max(1) * size
             ))),
             Sizes::Bytes { min, max, factor } => {
@@ -59,7 +59,7 @@ impl Sizes {
             Sizes::Elements(count) => match (count as u64).checked_mul(size) {
                 Some(bytes) => Ok(vec![bytes]),
                 None => Err(CliError::Usage(format!(
-                    "perf: {count} elements of {dtype} are more bytes than 64 bits can count; give a smaller --shape"
+                    "{count} elements of {dtype} are more bytes than 64 bits can count; give a smaller --shape"
                 ))),
             },
         }
@@ -79,7 +79,7 @@ pub(crate) fn all(
             for &root in roots {
                 for &bytes in &sizes {
                     let count = usize::try_from(bytes / dtype.size() as u64).map_err(|_| {
-                        CliError::Usage(format!("perf: {bytes} bytes are more than this machine can address"))
+                        CliError::Usage(format!("{bytes} bytes are more than this machine can address"))
                     })?;
                     cases.push(Case { dtype, op, root, count, bytes });
                 }
@@ -106,7 +106,7 @@ mod tests {
     #[test]
     fn what_is_not_whole_elements_is_refused() {
         let text = Sizes::bytes(1001, 4004, 2).unwrap().of(DType::F32).unwrap_err().to_string();
-        assert_eq!(text, "perf: --min-bytes 1001 is not a multiple of the 4 bytes of f32; give a multiple, like 1000");
+        assert_eq!(text, "--min-bytes 1001 is not a multiple of the 4 bytes of f32; give a multiple, like 1000");
         assert!(Sizes::bytes(0, 1, 2).is_err());
         assert!(Sizes::bytes(2, 1, 2).is_err());
         assert!(elements(&[usize::MAX, 2]).is_err());

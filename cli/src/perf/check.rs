@@ -89,7 +89,7 @@ impl Oracle {
             DType::F64 => of::<f64>(op),
             _ => None,
         };
-        oracle.ok_or_else(|| CliError::Usage(format!("perf cannot verify {op} of {dtype}; choose another")))
+        oracle.ok_or_else(|| CliError::Usage(format!("cannot verify {op} of {dtype}; choose another")))
     }
 
     /// The input of `rank` from element `first` on.

@@ -91,15 +91,13 @@ pub(crate) fn timed<B: Backend>(
             };
             thread::Builder::new()
                 .spawn_scoped(scope, work)
-                .map_err(|e| CliError::Failure(format!("perf: cannot start a thread for each rank: {e}")))?;
+                .map_err(|error| CliError::no_thread("a thread for each rank", &error))?;
             threads.push(order);
         }
         drop(told);
         let together = |calls: u32| -> Result<Duration, CliError> {
             for order in &threads {
-                order
-                    .send(calls)
-                    .map_err(|_| CliError::Failure("perf: the thread of a rank has ended early".into()))?;
+                order.send(calls).map_err(|_| CliError::Failure("the thread of a rank has ended early".into()))?;
             }
             let mut ends: Vec<crossccl::Result<_>> = ends.iter().take(threads.len()).collect();
             // Why a rank failed says more than that another one was refused for it.

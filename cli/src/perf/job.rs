@@ -14,8 +14,14 @@ use super::{
     drive::RankCall,
     values::{Source, Values},
 };
-use crate::error::CliError;
+use crate::{
+    backend::{is_host, memory_of_ranks},
+    error::CliError,
+    memory,
+};
 
+/// What takes less memory.
+const LOWER: &str = "--max-bytes or --ranks";
 const POISON: u8 = 0xa7;
 /// Elements behind the data of each buffer.
 const GUARD: usize = 16;
@@ -76,14 +82,32 @@ impl<'c, B: Backend> Bench<'c, B> {
     fn buffer(&self, rank: usize, count: usize) -> Result<Buffer<B, Untyped>, CliError> {
         let Some(stream) = self.streams.get(rank) else {
             return Err(CliError::Usage(format!(
-                "perf: there is no rank {rank}; the ranks are 0 to {}",
+                "there is no rank {rank}; the ranks are 0 to {}",
                 self.streams.len().saturating_sub(1)
             )));
         };
+        Ok(Buffer::with_dtype(stream, self.case.dtype, self.len(count))?)
+    }
+
+    /// Elements of a buffer for calls on `count` of them.
+    fn len(&self, count: usize) -> usize {
         // A sum that does not fit is refused as too large like any other.
         let len = self.step(count).saturating_mul(self.places - 1).saturating_add(count);
-        let len = len.saturating_add(self.unalign).saturating_add(GUARD);
-        Ok(Buffer::with_dtype(stream, self.case.dtype, len)?)
+        len.saturating_add(self.unalign).saturating_add(GUARD)
+    }
+
+    /// Refuses buffers for these numbers of elements, and what verifies them, if the host has no memory for them. That
+    /// devices have some, their drivers say.
+    pub(crate) fn fits(&self, counts: &[usize]) -> Result<(), CliError> {
+        let (ranks, size) = (self.streams.len(), self.case.dtype.size() as u64);
+        let bytes = |count: usize| (self.len(count) as u64).saturating_mul(size);
+        let buffers = if is_host::<B>() { counts } else { &[] };
+        // What is expected of a buffer, and what was found.
+        let verifying = bytes(self.case.count).saturating_mul(2);
+        let needed = buffers.iter().fold(verifying, |sum, count| sum.saturating_add(bytes(*count)));
+        let (case, dtype) = (self.case.bytes, self.case.dtype);
+        let what = format!("{case} bytes of {dtype} for {ranks} ranks");
+        memory::check(&what, needed.saturating_add(memory_of_ranks::<B>(ranks)), LOWER)
     }
 
     /// Elements from one place to the next: all are aligned alike.
@@ -105,7 +129,7 @@ impl<'c, B: Backend> Bench<'c, B> {
         count: usize,
         fill: impl FnOnce(&Oracle, &mut [u8]),
     ) -> Result<(), CliError> {
-        resize(&mut self.want, buffer.size_in_bytes())?;
+        memory::resize(&mut self.want, buffer.size_in_bytes(), LOWER)?;
         self.want.fill(POISON);
         let (data, size) = (self.data(count, 0), self.case.dtype.size());
         fill(&self.oracle, &mut self.want[data.start * size..data.end * size]);
@@ -124,20 +148,11 @@ impl<'c, B: Backend> Bench<'c, B> {
 
     /// Compares `buffer` with what was last expected.
     fn compare(&mut self, buffer: &Buffer<B, Untyped>, tally: &mut Tally) -> Result<(), CliError> {
-        resize(&mut self.got, buffer.size_in_bytes())?;
+        memory::resize(&mut self.got, buffer.size_in_bytes(), LOWER)?;
         buffer.read_bytes(&mut self.got)?;
         tally.compare(&self.want, &self.got, self.case.dtype.size());
         Ok(())
     }
-}
-
-/// Host memory that cannot be had is an error like any other.
-fn resize(bytes: &mut Vec<u8>, len: usize) -> Result<(), CliError> {
-    bytes.try_reserve_exact(len.saturating_sub(bytes.len())).map_err(|_| {
-        CliError::Failure(format!("perf: the host has no {len} bytes to verify with; lower --max-bytes"))
-    })?;
-    bytes.resize(len, 0);
-    Ok(())
 }
 
 pub(crate) struct BroadcastJob<'c, B: Backend> {

@@ -9,7 +9,6 @@ mod check;
 mod drive;
 mod explain;
 mod job;
-mod output;
 mod plot;
 mod repeat;
 mod report;
@@ -28,12 +27,12 @@ use crate::{
     size, whole_file,
 };
 use cases::Case;
-use check::Tally;
+use check::{Part, Tally};
 use drive::{Caller, Drive, Ranks};
 use job::{Bench, BroadcastJob, Job, Place, ReduceScatterJob};
 use plot::Plot;
 use repeat::Repeat;
-use report::{Document, Measured, Report, Row};
+use report::{Document, Measured, Outcome, Report, Row};
 use timing::{Caches, Timing};
 
 const BROADCAST_HELP: &str = "\
@@ -89,7 +88,7 @@ pub(crate) struct BroadcastArguments {
 
 #[derive(Debug, Args)]
 pub(crate) struct ReduceScatterArguments {
-    /// How to combine: sum, average, min, max, product, or `all` for each in turn
+    /// How to combine: sum, average (or avg), min, max, product (or prod), or `all` for each in turn
     #[arg(long, default_value = "sum", value_parser = parse_choice::<ReduceOp>)]
     op: Choice<ReduceOp>,
     /// Ranks of a group; must divide the number of ranks [default: all ranks are one group]
@@ -314,6 +313,19 @@ impl PerfCommand {
         }
     }
 
+    /// Elements of each buffer of a case, of which a plan was made.
+    fn counts(&self, case: &Case) -> Vec<usize> {
+        let ranks = self.common().ranks as usize;
+        match self {
+            PerfCommand::Broadcast(_) => vec![case.count; ranks + 1],
+            PerfCommand::ReduceScatter(a) => {
+                let (shape, axis, members) = (a.extents(case.count), a.axis as usize, a.members());
+                let parts = (0..ranks).map(|rank| Part::new(&shape, axis, members, rank % members).count());
+                std::iter::repeat_n(case.count, ranks).chain(parts).collect()
+            }
+        }
+    }
+
     /// Everything that will be measured, in order.
     fn cases(&self) -> Result<Vec<Case>, CliError> {
         let common = self.common();
@@ -388,22 +400,41 @@ pub(crate) fn run(arguments: &PerfArguments) -> Result<(), CliError> {
         return Err(CliError::Usage("perf: --explain measures nothing to draw; leave out --plot".into()));
     }
     let plot = arguments.plot.as_deref().map(Plot::create).transpose()?;
-    let documents = commands.map(|command| run_one(command, plot.is_some())).collect::<Result<Vec<_>, _>>()?;
-    let documents: Vec<Document> = documents.into_iter().flatten().collect();
-    // Wrong results have ended this before: nobody shall show a picture of them around.
-    plot.map_or(Ok(()), |plot| plot.write(&documents))
+    let (mut documents, mut failure): (Vec<Document>, _) = (Vec::new(), None);
+    for command in commands {
+        match run_one(command, plot.is_some()) {
+            Ok(Some(outcome)) => {
+                documents.push(outcome.document);
+                failure = outcome.failure;
+            }
+            Ok(None) => {}
+            Err(error) => failure = Some(error),
+        }
+        if failure.is_some() {
+            break;
+        }
+    }
+    // Nobody shall show a picture of wrong results around, nor one of nothing.
+    documents.retain(|document| !document.rows.is_empty());
+    let right = documents.iter().all(|document| document.wrong == 0);
+    let drawn = match plot {
+        Some(plot) if right && !documents.is_empty() => plot.write(&documents),
+        _ => Ok(()),
+    };
+    failure.map_or(drawn, Err)
 }
 
-/// Nothing where nothing was measured.
-fn run_one(command: &PerfCommand, plotted: bool) -> Result<Option<Document>, CliError> {
+/// Nothing where nothing was to be measured.
+fn run_one(command: &PerfCommand, plotted: bool) -> Result<Option<Outcome>, CliError> {
     with_backend!(command.common().backend, Chosen => measure::<Chosen>(command, plotted))
 }
 
-fn measure<B: Backend>(command: &PerfCommand, plotted: bool) -> Result<Option<Document>, CliError> {
+/// A failure before anything is measured is an error, a later one a part of the outcome.
+fn measure<B: Backend>(command: &PerfCommand, plotted: bool) -> Result<Option<Outcome>, CliError> {
     let common = command.common();
     let cases = command.cases()?;
     let clock = common.clock::<B>()?;
-    let comm = builder::<B>(common.ranks as usize, common.virtual_ranks)
+    let comm = builder::<B>(common.ranks as usize, common.virtual_ranks)?
         .timeout(common.timeout)
         .inline_streams(common.drive == Drive::Inline)
         .build()
@@ -447,9 +478,52 @@ fn measure<B: Backend>(command: &PerfCommand, plotted: bool) -> Result<Option<Do
     let streams: Vec<_> = (0..comm.ranks()).filter_map(|rank| comm.stream(rank)).cloned().collect();
     let mut ranks = Ranks::new(comm, common.drive);
     let mut caches = common.cold.then(|| Caches::new(&streams)).transpose()?;
+    let (mut refused, mut failure) = (Vec::new(), None);
     for (case, mut row) in cases.iter().zip(rows) {
         let timing = Timing::new(clock, common, case.bytes, caches.as_ref().map_or(0, |c| c.bytes));
         let bench = Bench::new(&streams, case, common.unalign, timing.places())?;
+        // Others may fit: nothing was taken for this one.
+        if let Err(error) = bench.fits(&command.counts(case)) {
+            refused.push(error);
+            continue;
+        }
+        let measured = measure_case(command, case, bench, &timing, &mut ranks, &mut caches, [out_of_place, in_place]);
+        let (measured, ended) = measured;
+        [row.out_of_place, row.in_place] = measured;
+        // One place is worth a row.
+        let told = if measured.iter().any(Option::is_some) { report.row(row) } else { Ok(()) };
+        if let Some(error) = ended.or(told.err()) {
+            let more = format!(
+                " (perf {} of {} bytes of {}; {} rows before it are kept)",
+                command.name(),
+                case.bytes,
+                case.dtype,
+                report.rows()
+            );
+            failure = Some(error.and(&more));
+            break;
+        }
+    }
+    if failure.is_none() && !refused.is_empty() {
+        let more =
+            format!(" ({} of {} sizes of perf {} were not measured)", refused.len(), cases.len(), command.name());
+        failure = refused.into_iter().next().map(|first| first.and(&more));
+    }
+    Ok(Some(report.finish(failure)))
+}
+
+/// What was measured of a case, out of place and in place, and what ended it early.
+fn measure_case<B: Backend>(
+    command: &PerfCommand,
+    case: &Case,
+    bench: Bench<'_, B>,
+    timing: &Timing,
+    ranks: &mut Ranks<B>,
+    caches: &mut Option<Caches<B>>,
+    wanted: [bool; 2],
+) -> ([Option<Measured>; 2], Option<CliError>) {
+    let mut measured = [None; 2];
+    let all = || {
         let mut job: Box<dyn Job<B>> = match command {
             PerfCommand::Broadcast(a) => Box::new(BroadcastJob::new(bench, a.what(case))?),
             PerfCommand::ReduceScatter(a) => {
@@ -458,19 +532,17 @@ fn measure<B: Backend>(command: &PerfCommand, plotted: bool) -> Result<Option<Do
                 Box::new(ReduceScatterJob::new(bench, a.what(case), &shape, axis, a.members())?)
             }
         };
-        let mut one = |place, wanted: bool| match wanted {
-            true => {
+        for (measured, (place, wanted)) in measured.iter_mut().zip([Place::Out, Place::In].into_iter().zip(wanted)) {
+            if wanted {
                 job.prepare(place, job::TIMING)?;
-                let mut times = timing.samples(ranks.caller(), &mut *job, place, &mut caches)?;
-                verify(ranks.caller(), &mut *job, place, &mut times, timing.repeat, case.bytes).map(Some)
+                let mut times = timing.samples(ranks.caller(), &mut *job, place, caches)?;
+                *measured = Some(verify(ranks.caller(), &mut *job, place, &mut times, timing.repeat, case.bytes)?);
             }
-            false => Ok(None),
-        };
-        row.out_of_place = one(Place::Out, out_of_place)?;
-        row.in_place = one(Place::In, in_place)?;
-        report.row(row)?;
-    }
-    report.finish().map(Some)
+        }
+        Ok(())
+    };
+    let ended = all().err();
+    (measured, ended)
 }
 
 /// Verifies one more call, on new inputs.

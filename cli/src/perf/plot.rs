@@ -14,10 +14,9 @@ use plotters::{
 use super::{
     drive::Drive,
     job::Place,
-    output::Output,
     report::{Document, Row},
 };
-use crate::error::CliError;
+use crate::{error::CliError, whole_file::WholeFile};
 
 const WIDTH: u32 = 1600;
 /// Of the charts; the head is as high as it must be.
@@ -114,7 +113,7 @@ fn series(documents: &[Document]) -> Vec<Series> {
 }
 
 /// The file of `--plot`.
-pub(crate) struct Plot(Output);
+pub(crate) struct Plot(WholeFile);
 
 impl Plot {
     pub(crate) fn create(path: &Path) -> Result<Self, CliError> {
@@ -124,7 +123,7 @@ impl Plot {
                 path.display()
             )));
         }
-        Output::create("--plot", path).map(Plot)
+        WholeFile::create("--plot", path).map(Plot)
     }
 
     /// Refuses more series than can be told apart, before they are measured.
@@ -150,9 +149,10 @@ impl Plot {
     }
 
     /// Of runs with one configuration but for the collective.
-    pub(crate) fn write(self, documents: &[Document]) -> Result<(), CliError> {
+    pub(crate) fn write(mut self, documents: &[Document]) -> Result<(), CliError> {
         let svg = draw(documents).map_err(|e| CliError::Failure(format!("perf: cannot draw the --plot: {e}")))?;
-        self.0.write(svg.as_bytes())
+        self.0.write(svg.as_bytes())?;
+        self.0.finish()
     }
 }
 
@@ -386,6 +386,9 @@ fn facts(documents: &[Document]) -> Vec<String> {
             let extents: Vec<_> = shape.iter().map(usize::to_string).collect();
             facts.push(format!("axis {axis} of {}", extents.join("x")));
         }
+    }
+    if documents.iter().any(|d| d.failure.is_some()) {
+        facts.push("not complete: some sizes could not be measured".into());
     }
     facts.push("GB are 10^9 bytes".into());
     facts.retain(|fact| !fact.is_empty());

@@ -15,10 +15,9 @@ use super::{
     cases::Case,
     check::Tally,
     drive::Drive,
-    output::Output,
     repeat::{self, Repeat},
 };
-use crate::error::CliError;
+use crate::{error::CliError, whole_file::WholeFile};
 
 /// One place of one row.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -223,16 +222,24 @@ pub(crate) struct Document {
     within_percent: Option<f64>,
     max_time_s: Option<f64>,
     pub(crate) rows: Vec<Row>,
-    wrong: u64,
+    pub(crate) wrong: u64,
     checked: u64,
     average_busbw_gb_per_s: f64,
+    /// Why sizes that were asked for are not among the rows.
+    pub(crate) failure: Option<String>,
+}
+
+/// What a run came to. What was measured before a failure is not lost with it.
+pub(crate) struct Outcome {
+    pub(crate) document: Document,
+    pub(crate) failure: Option<CliError>,
 }
 
 pub(crate) struct Report {
     document: Document,
     drive: Drive,
     table: Table,
-    json: Option<Output>,
+    json: Option<WholeFile>,
 }
 
 impl Report {
@@ -271,8 +278,9 @@ impl Report {
             wrong: 0,
             checked: 0,
             average_busbw_gb_per_s: 0.0,
+            failure: None,
         };
-        let json = common.json.as_deref().map(|path| Output::create("--json", path)).transpose()?;
+        let json = common.json.as_deref().map(|path| WholeFile::create("--json", path)).transpose()?;
         let report = Report { document, drive: common.drive, table: Table::new(rows), json };
         print(&report.head())?;
         Ok(report)
@@ -309,34 +317,49 @@ impl Report {
     }
 
     pub(crate) fn row(&mut self, row: Row) -> Result<(), CliError> {
-        print(&format!("{}\n", self.table.row(&row)))?;
+        let line = self.table.row(&row);
+        // First: it was measured, whether anybody reads the table or not.
         self.document.rows.push(row);
-        Ok(())
+        print(&format!("{line}\n"))
     }
 
-    /// Prints the totals and writes the JSON file; an error if any element was wrong.
-    pub(crate) fn finish(mut self) -> Result<Document, CliError> {
+    pub(crate) fn rows(&self) -> usize {
+        self.document.rows.len()
+    }
+
+    /// Prints the totals and writes the JSON file, also of what was measured before `failure`.
+    pub(crate) fn finish(mut self, failure: Option<CliError>) -> Outcome {
+        if failure.is_some() && self.document.rows.is_empty() {
+            // Nothing was measured: a file from before is worth more than an empty one.
+            return Outcome { document: self.document, failure };
+        }
         let measured = || self.document.rows.iter().flat_map(|r| [r.out_of_place, r.in_place]).flatten();
         let mut tally = Tally::default();
         measured().for_each(|m| tally.add(m.tally()));
         let average = measured().map(|m| m.busbw_gb_per_s).sum::<f64>() / measured().count().max(1) as f64;
-        print(&format!(
+        self.document.wrong = tally.wrong;
+        self.document.checked = tally.checked;
+        self.document.average_busbw_gb_per_s = average;
+        self.document.failure = failure.as_ref().map(ToString::to_string);
+        let totals = print(&format!(
             "{}# wrong: {} of {} elements checked\n# avg busbw: {average:.3} GB/s\n",
             unstable(&self.document.rows),
             tally.wrong,
             tally.checked
-        ))?;
-        self.document.wrong = tally.wrong;
-        self.document.checked = tally.checked;
-        self.document.average_busbw_gb_per_s = average;
-        if let Some(json) = self.json {
-            let text = serde_json::to_string_pretty(&self.document);
-            let text = text.map_err(|e| CliError::Failure(format!("perf: cannot write the results as JSON: {e}")))?;
-            json.write(format!("{text}\n").as_bytes())?;
-        }
-        verdict(self.document.collective, tally)?;
-        Ok(self.document)
+        ));
+        let json = self.json.take().map_or(Ok(()), |json| write_json(json, &self.document));
+        // Wrong results first: nothing that failed explains them away.
+        let verdict = verdict(self.document.collective, tally);
+        let failure = verdict.err().or(failure).or(totals.err()).or(json.err());
+        Outcome { document: self.document, failure }
     }
+}
+
+fn write_json(mut file: WholeFile, document: &Document) -> Result<(), CliError> {
+    let text = serde_json::to_string_pretty(document);
+    let text = text.map_err(|e| CliError::Failure(format!("perf: cannot write the results as JSON: {e}")))?;
+    file.write(format!("{text}\n").as_bytes())?;
+    file.finish()
 }
 
 /// Medians that are told of one by one.
@@ -451,6 +474,7 @@ pub(crate) fn example(collective: &'static str, measured: &[(u64, f64, f64)]) ->
         wrong: 0,
         checked: 1,
         average_busbw_gb_per_s: 0.0,
+        failure: None,
     }
 }
 

@@ -145,7 +145,7 @@ fn elapsed<B: Backend>(begin: &[B::Event], end: &[B::Event]) -> Result<Duration,
 }
 
 fn told<T>(answer: Result<T, crossccl::Fault>) -> Result<T, CliError> {
-    answer.map_err(|fault| CliError::Failure(format!("perf: {} answered {} ({})", fault.call, fault.name, fault.code)))
+    answer.map_err(|fault| CliError::Failure(format!("{} answered {} ({})", fault.call, fault.name, fault.code)))
 }
 
 /// Memory on each device to fill its caches with.

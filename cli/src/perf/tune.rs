@@ -28,7 +28,7 @@ use crate::{
     backend::{builder, with_backend},
     error::CliError,
     size,
-    whole_file::WholeFile,
+    whole_file::{WholeFile, kind},
 };
 
 const HELP: &str = "\
@@ -125,12 +125,14 @@ pub(crate) fn run(arguments: &TuneArguments) -> Result<(), CliError> {
         let output = arguments.output.display();
         return Err(CliError::Usage(format!("tune: {output} is there already; give another --output, or --force")));
     }
+    // What cannot be written is told before the work; the file is begun when there are rows.
+    drop(WholeFile::create("--output", &arguments.output)?);
     with_backend!(arguments.backend, Chosen => tune::<Chosen>(arguments))
 }
 
 fn tune<B: Backend>(arguments: &TuneArguments) -> Result<(), CliError> {
     let ranks = arguments.ranks as usize;
-    let comm = builder::<B>(ranks, arguments.virtual_ranks).build().map_err(CliError::from)?;
+    let comm = builder::<B>(ranks, arguments.virtual_ranks)?.build().map_err(CliError::from)?;
     let (device, placement) = devices(&comm)?;
     let clock = if arguments.graph { Some(Clock::Graph) } else { arguments.time };
     let how = format!(
@@ -148,6 +150,14 @@ fn tune<B: Backend>(arguments: &TuneArguments) -> Result<(), CliError> {
         how,
     };
     let points = points(arguments, &comm)?;
+    // Before hours of work; and once more before each, since others take memory too.
+    let streams: Vec<_> = (0..comm.ranks()).filter_map(|rank| comm.stream(rank)).cloned().collect();
+    for collective in [Tuned::Broadcast, Tuned::ReduceScatter] {
+        let command = parsed(arguments, collective, &[])?;
+        for case in command.cases()? {
+            Bench::<B>::new(&streams, &case, 0, 1)?.fits(&command.counts(&case))?;
+        }
+    }
     let beside = beside(&arguments.output);
     let mut measured = Measured { subject, points: Vec::new() };
     if !arguments.restart {
@@ -169,7 +179,17 @@ fn tune<B: Backend>(arguments: &TuneArguments) -> Result<(), CliError> {
             continue;
         }
         bar.set_message(format!("{} {} {}", point.collective, point.bytes, point.algorithm));
-        let time = measure(arguments, &comm, point)?;
+        let time = measure(arguments, &comm, point).map_err(|error| {
+            bar.finish_and_clear();
+            match measured.points.len() {
+                0 => error,
+                n => error.and(&format!(
+                    " (tune: {n} points are kept in {}; the same command goes on from there, also with a lower \
+                     --max-bytes)",
+                    beside.display()
+                )),
+            }
+        })?;
         times.insert(point.clone(), time);
         measured.points.push((point.clone(), time));
         keep(&beside, &measured)?;
@@ -179,7 +199,8 @@ fn tune<B: Backend>(arguments: &TuneArguments) -> Result<(), CliError> {
 
     let rows = rows(arguments, &comm, &points, &times, &device, placement)?;
     let tuning = Tuning::from_rows("the rows measured", rows)?;
-    write(arguments, &subject_line(&measured.subject), &tuning)?;
+    let text = format!("{}{}", subject_line(&measured.subject), tuning.to_toml());
+    write("--output", &arguments.output, text.as_bytes())?;
     // Another run shall begin anew.
     let _ = fs::remove_file(&beside);
     say(&format!("{} rows in {}\n", tuning.rows().count(), arguments.output.display()))
@@ -307,6 +328,7 @@ fn measure<B: Backend>(arguments: &TuneArguments, comm: &Communicator<B>, point:
     let mut caches = common.cold.then(|| Caches::new(&streams)).transpose()?;
     let timing = Timing::new(common.clock::<B>()?, common, case.bytes, caches.as_ref().map_or(0, |c| c.bytes));
     let bench = Bench::new(&streams, case, 0, timing.places())?;
+    bench.fits(&command.counts(case))?;
     // As in the records: a broadcast in place on the root, a reduce-scatter out of place.
     let (mut job, place): (Box<dyn Job<B>>, Place) = match &command {
         PerfCommand::Broadcast(a) => (Box::new(BroadcastJob::new(bench, a.what(case))?), Place::In),
@@ -383,10 +405,13 @@ const MOST: u64 = 64 << 20;
 fn left(path: &Path, subject: &Subject) -> Result<Vec<(Point, f64)>, CliError> {
     let bad =
         |what: String| CliError::Usage(format!("tune: {}: {what}; --restart measures all of it anew", path.display()));
-    let file = match fs::File::open(path) {
+    // Before it is opened: opening a pipe waits for somebody who writes.
+    match path.metadata() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        file => file.map_err(|e| bad(format!("cannot open it: {e}")))?,
-    };
+        Ok(facts) if !facts.is_file() => return Err(bad(kind(&facts).into())),
+        _ => {}
+    }
+    let file = fs::File::open(path).map_err(|e| bad(format!("cannot open it: {e}")))?;
     let mut text = String::new();
     file.take(MOST).read_to_string(&mut text).map_err(|e| bad(format!("cannot read it: {e}")))?;
     let measured: Measured = serde_json::from_str(&text).map_err(|e| bad(format!("not what a run leaves: {e}")))?;
@@ -399,18 +424,15 @@ fn left(path: &Path, subject: &Subject) -> Result<Vec<(Point, f64)>, CliError> {
 }
 
 fn keep(path: &Path, measured: &Measured) -> Result<(), CliError> {
-    let failed = |e: io::Error| CliError::Failure(format!("tune: cannot write {}: {e}", path.display()));
-    let mut file = WholeFile::create(path).map_err(failed)?;
-    serde_json::to_writer(&mut file, measured).map_err(|e| failed(e.into()))?;
-    file.finish().map_err(failed)
+    let text = serde_json::to_vec(measured);
+    let text = text.map_err(|e| CliError::Failure(format!("tune: cannot write what was measured as JSON: {e}")))?;
+    write("tune:", path, &text)
 }
 
-fn write(arguments: &TuneArguments, head: &str, tuning: &Tuning) -> Result<(), CliError> {
-    let path = &arguments.output;
-    let failed = |e: io::Error| CliError::Failure(format!("tune: cannot write {}: {e}", path.display()));
-    let mut file = WholeFile::create(path).map_err(failed)?;
-    file.write_all(format!("{head}{}", tuning.to_toml()).as_bytes()).map_err(failed)?;
-    file.finish().map_err(failed)
+fn write(option: &str, path: &Path, content: &[u8]) -> Result<(), CliError> {
+    let mut file = WholeFile::create(option, path)?;
+    file.write(content)?;
+    file.finish()
 }
 
 #[cfg(test)]

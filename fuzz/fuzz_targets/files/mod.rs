@@ -3,6 +3,12 @@
 #[path = "../../../cli/src/files/checkpoint.rs"]
 #[allow(dead_code)]
 mod checkpoint;
+#[path = "../../../cli/src/files/index.rs"]
+#[allow(dead_code)]
+mod index;
+#[path = "../../../cli/src/files/kinds.rs"]
+#[allow(dead_code)]
+mod kinds;
 
 use std::{
     fmt, fs,

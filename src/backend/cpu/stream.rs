@@ -119,7 +119,10 @@ fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<(), Fault
             body();
         })
         .map(drop)
-        .map_err(|e| Fault::new("thread", e.raw_os_error().unwrap_or(0).into(), e.to_string()))
+        .map_err(|e| {
+            let raise = "raise the limit of processes and threads (`ulimit -u`, or pids.max of a container)";
+            Fault::new("thread", e.raw_os_error().unwrap_or(0).into(), format!("{e}; {raise}, or use fewer ranks"))
+        })
 }
 
 impl CpuStream {
