@@ -43,6 +43,7 @@ mod inline {
     mod failures;
     mod packets;
     mod ranks;
+    mod recovery;
     mod cases {
         use super::B;
 

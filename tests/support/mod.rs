@@ -111,6 +111,7 @@ macro_rules! for_each_backend {
             mod packets;
             mod programs;
             mod ranks;
+            mod recovery;
             mod reduce_scatter;
             mod stress;
             $(mod $more;)?
