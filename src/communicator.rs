@@ -2,6 +2,8 @@
 
 mod builder;
 mod diagnosis;
+#[cfg(all(test, feature = "cpu"))]
+mod reset_tests;
 
 use std::{
     collections::VecDeque,

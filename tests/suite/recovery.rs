@@ -2,7 +2,7 @@
 
 use std::{sync::Barrier, time::Duration};
 
-use crossccl::{Backend, Error, Rank, RankComm, Result};
+use crossccl::{Backend, Broadcast, Error, Rank, RankComm, Result};
 use rstest::rstest;
 
 use super::B;
@@ -24,8 +24,8 @@ fn misses_rank_1(error: &Error) -> bool {
     matches!(error, Error::Timeout { missing, .. } if missing[..] == [Rank(1)])
 }
 
-/// A failure that nobody waits for is noticed in every life: a reset that forgot to take back the mark of the first failure
-/// (a planted bug) had the second one pass unseen.
+/// A failure that nobody waits for is noticed in every life: a reset that forgot to take back the mark of the first
+/// failure (a planted bug) had the second one pass unseen.
 #[rstest]
 fn a_failure_that_nobody_waits_for_is_noticed_after_every_reset() {
     needs_device!();
@@ -49,8 +49,8 @@ fn a_failure_that_nobody_waits_for_is_noticed_after_every_reset() {
     }
 }
 
-/// Each of a rank's calls has an outcome of its own, whether it is asked for before the reset or after it: that of the call
-/// that failed, of one before it, and of one behind it. The buffers are the caller's again with the reset.
+/// Each of a rank's calls has an outcome of its own, whether it is asked for before the reset or after it: that of the
+/// call that failed, of one before it, and of one behind it. The buffers are the caller's again with the reset.
 #[rstest]
 fn calls_around_a_failure_keep_their_outcomes(#[values(false, true)] after_the_reset: bool) {
     needs_device!();
@@ -84,4 +84,41 @@ fn calls_around_a_failure_keep_their_outcomes(#[values(false, true)] after_the_r
             assert_eq!(one.to_vec().expect("read"), [7; 10]);
         }
     });
+}
+
+/// A reset ends what is in flight, and waits for no call's own limit.
+#[rstest]
+fn a_reset_ends_a_call_that_waits_without_limit() {
+    needs_device!();
+    let handles = cells::<B>(rank_handles(2, SHORT));
+    on_threads(&handles, |me, comm| {
+        let mut data = comm.buffer_from(&[me as u8; 10]).expect("buffer");
+        let what = || Broadcast::from_root(1).no_timeout();
+        let flight = if me == 0 { Some(comm.broadcast_in_place(&mut data, what()).expect("launch")) } else { None };
+        comm.reset(Duration::from_secs(10)).expect("reset");
+        assert!(flight.is_none_or(|flight| flight.wait() == Err(Error::Aborted)));
+        comm.broadcast_in_place(&mut data, what()).expect("launch").wait().expect("outcome");
+        assert_eq!(data.to_vec().expect("read"), [1; 10]);
+    });
+}
+
+/// A handle that stopped waiting for a reset has left it: the others do not go on without it.
+#[rstest]
+fn a_handle_that_gave_up_a_reset_is_missed() {
+    needs_device!();
+    let handles = cells::<B>(rank_handles(2, SHORT));
+    for meeting in [1, 2] {
+        for rank in [0, 1, 0, 1] {
+            let error = handles[rank].lock().reset(Duration::from_millis(20)).expect_err("the other one does not come");
+            let Error::Timeout { operation: "reset", rank: asking, missing, sequence, .. } = &error else {
+                panic!("{error}")
+            };
+            assert_eq!(
+                (asking.index(), &missing[..], *sequence),
+                (rank, &[Rank(1 - rank as u32)][..], meeting),
+                "{error}"
+            );
+        }
+        reset(&handles);
+    }
 }

@@ -110,6 +110,7 @@ macro_rules! for_each_backend {
             mod numbers;
             mod packets;
             mod programs;
+            mod rank_arguments;
             mod ranks;
             mod recovery;
             mod reduce_scatter;
