@@ -4,6 +4,8 @@ mod blame;
 mod builder;
 mod called;
 mod diagnosis;
+#[cfg(all(test, feature = "cpu"))]
+mod reset_tests;
 
 use std::{
     collections::VecDeque,

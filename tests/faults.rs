@@ -14,8 +14,8 @@ use std::{
 };
 
 use crossccl::{
-    Agreement, Algorithm, Backend, Broadcast, Buffer, Communicator, DType, Destination, Error, Rank, RankComm, RawRank,
-    ReduceOp, ReduceScatter,
+    Agreement, Algorithm, Backend, Broadcast, Buffer, Communicator, DType, Destination, Error, MemoryKind, Rank,
+    RankComm, RawRank, ReduceOp, ReduceScatter,
 };
 use faulty::{Alive, CODE, Cut, Faulty, Machine, Method, Which};
 
@@ -170,6 +170,7 @@ fn any_call_may_fail(mut call: impl FnMut(&Communicator<Faulty>, &mut Buffers, &
             assert_eq!(alive, NOTHING, "{fault:?}");
         } else {
             // Signal buffers, control structures, and the buffers of the call.
+            assert_eq!([MemoryKind::Signal, MemoryKind::Host].map(|kind| machine.alive_of(kind)), [3, 3], "{fault:?}");
             assert!((6..=12).contains(&alive.allocations), "{fault:?}: {alive:?}");
         }
         works(&build(3).expect("the fault is over"));
@@ -554,4 +555,98 @@ fn inline_streams_are_refused_where_there_are_none() {
     let device = Faulty::open(0).unwrap();
     let fault = Faulty::create_inline_stream(&device).unwrap_err();
     assert_eq!((fault.call, &*fault.name), ("create_inline_stream", "the faulty backend has no inline streams"));
+}
+
+/// A reset that fails leaves a communicator that had no failure refusing work, like any other.
+#[test]
+fn a_reset_that_fails_poisons_a_communicator_that_was_whole() {
+    let machine = Machine::turn();
+    let comm = build(2).expect("communicator");
+    let mut data: Vec<_> = (0..2).map(|r| comm.buffer::<u8>(r, 9).expect("buffer")).collect();
+    machine.arm(Some((Method::Copy, Which::Only(1))));
+    let error = comm.reset().expect_err("a read of the epochs failed");
+    assert!(tells(&error, &machine), "{error}");
+    machine.arm(None);
+    assert_eq!(comm.failure(), Some(Error::Aborted));
+    let next = comm.broadcast_in_place(&mut data, 0).map(drop);
+    assert_eq!(next, Err(Error::Poisoned { cause: Box::new(Error::Aborted) }));
+    comm.reset().expect("the fault is over");
+    assert_eq!(comm.failure(), None);
+    works(&comm);
+}
+
+/// Every handle hears how the reset went, not only the one that came last and did it.
+#[test]
+fn every_handle_hears_of_a_reset_that_fails() {
+    let machine = Machine::turn();
+    let ranks: Vec<_> = build(3).expect("communicator").into_ranks().into_iter().map(std::sync::Mutex::new).collect();
+    machine.arm(Some((Method::Copy, Which::Only(1))));
+    let outcomes: Vec<_> = std::thread::scope(|scope| {
+        let all = |rank: &'_ std::sync::Mutex<RankComm<Faulty>>| {
+            rank.lock().expect("one thread a rank").reset(Duration::from_secs(10))
+        };
+        let threads: Vec<_> = ranks.iter().map(|rank| scope.spawn(move || all(rank))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+    });
+    for outcome in outcomes {
+        let error = outcome.expect_err("a read of the epochs failed");
+        assert!(tells(&error, &machine), "{error}");
+    }
+    machine.arm(None);
+    reset(&ranks);
+    assert!(on_threads(&ranks, Duration::from_secs(10), None).into_iter().all(|o| o == Some(Ok(()))));
+}
+
+/// A launch whose end cannot be known: nobody says that nothing runs, the host keeps off its memory, and that stays for
+/// good, as does that of the calls in flight beside it.
+#[test]
+fn memory_of_a_launch_whose_end_is_not_known_is_never_let_go() {
+    for raw in [false, true] {
+        let machine = Machine::turn();
+        let ranks = build(2).expect("communicator").into_ranks();
+        let (mut before, mut data) =
+            (ranks[0].buffer::<u8>(9).expect("buffer"), ranks[0].buffer::<u8>(9).expect("buffer"));
+        let flight = ranks[0].broadcast_in_place(&mut before, 1).expect("launch");
+        machine.arm(Some((Method::Record, Which::Only(1))));
+        let error = if raw {
+            let at = RawRank::new(0, data.address());
+            // SAFETY: the buffer is forgotten below.
+            unsafe { ranks[0].broadcast_raw(at, ranks[0].stream(), 9, DType::U8, 1) }.map(drop)
+        } else {
+            ranks[0].broadcast_in_place(&mut data, 1).map(drop)
+        };
+        let error = error.expect_err("no event");
+        assert!(tells(&error, &machine), "{error}");
+        machine.arm(None);
+        assert_eq!(ranks[1].failure(), Some(error));
+        assert!(flight.wait().is_err());
+        let stopped = ranks[1].stop();
+        assert!(matches!(&stopped, Err(Error::Busy { operation: "stop", .. })), "{stopped:?}");
+        if raw {
+            std::mem::forget(data);
+        } else {
+            assert!(matches!(data.write(&[1; 9]), Err(Error::Busy { .. })));
+            drop(data);
+        }
+        drop((ranks, before));
+        let kinds = [MemoryKind::Signal, MemoryKind::Host, MemoryKind::Device];
+        assert_eq!(kinds.map(|kind| machine.alive_of(kind)), [2, 2, 2], "raw: {raw}");
+    }
+}
+
+/// With its last handle a communicator ends what waits without limit, and gives back what that used.
+#[test]
+fn the_last_drop_ends_raw_calls_that_nobody_waits_for() {
+    let machine = Machine::turn();
+    let comm = Communicator::<Faulty>::builder(0..2).timeout(None).build().expect("communicator");
+    let ranks = comm.into_ranks();
+    let data = ranks[0].buffer::<u8>(999).expect("buffer");
+    let at = RawRank::new(0, data.address());
+    // SAFETY: the buffer goes after the communicator, which ends the launch.
+    let launched = unsafe { ranks[0].broadcast_raw(at, ranks[0].stream(), 999, DType::U8, 1) }.expect("launch");
+    drop((launched, ranks));
+    let kinds = [MemoryKind::Signal, MemoryKind::Host, MemoryKind::Device];
+    assert_eq!(kinds.map(|kind| machine.alive_of(kind)), [0, 0, 1]);
+    drop(data);
+    assert_eq!((machine.alive(), machine.wrong()), (NOTHING, Vec::new()));
 }

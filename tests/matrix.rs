@@ -44,6 +44,7 @@ mod inline {
     mod missing;
     mod packets;
     mod ranks;
+    mod recovery;
     mod cases {
         use super::B;
 

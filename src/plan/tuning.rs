@@ -564,6 +564,58 @@ mod tests {
         );
     }
 
+    /// Each number of a device takes the place of the one that is assumed of its kind.
+    #[test]
+    fn every_number_of_a_device_counts() {
+        let text = "version = 1\n[[device]]\nname = \"d\"\nrate = 1\nboth_ways = 2\nblock_rate = 3\nlaunch_ns = 4
+            release_ns = 5\nflight_ns = 6\nread_ns = 7\npeer_ns = 8\n";
+        let mut found = Topology::mesh(9);
+        Tuning::parse(text, "f").unwrap().correct(&["d".into()], Placement::Apart, &mut found);
+        let Topology { wiring, rate, both_ways, block_rate, launch_ns, release_ns, flight_ns, read_ns, peer_ns } =
+            found;
+        assert_eq!((wiring, rate, both_ways, block_rate), (Wiring::Mesh, 1, 2, 3));
+        assert_eq!([launch_ns, release_ns, flight_ns, read_ns, peer_ns], [4, 5, 6, 7, 8]);
+    }
+
+    /// A program's rows stand before a file's, which still decide where those know nothing.
+    #[test]
+    fn rows_over_others() {
+        let row = |ranks, blocks| TuningRow {
+            blocks: Some(blocks),
+            ..TuningRow::new("d", Placement::Apart, ranks, Tuned::Broadcast)
+        };
+        let own = Tuning::from_rows("own", [row(2, 1)]).unwrap();
+        let file = Tuning::from_rows("file", [row(2, 2), row(3, 3)]).unwrap();
+        let rows = own.over(file).rows_for(&["d".into()], Placement::Apart);
+        let found = |ranks| {
+            let collective = super::super::request::Collective::Broadcast { root: 0 };
+            let request = Request { ranks, dtype: crate::DType::U8, count: 9, collective };
+            rows.find(&request).map(|found| (found.source, found.row.blocks))
+        };
+        assert_eq!([2, 3, 4].map(found), [Some(("own", Some(1))), Some(("file", Some(3))), None]);
+    }
+
+    /// The borders of what a row may say.
+    #[test]
+    fn the_most_that_a_row_may_say() {
+        let refused = |device: usize, ranks, blocks| {
+            let row = TuningRow {
+                blocks: Some(blocks),
+                ..TuningRow::new("d".repeat(device), Placement::Apart, ranks, Tuned::Broadcast)
+            };
+            Tuning::from_rows("mine", [row]).err().map(|error| error.to_string())
+        };
+        assert_eq!(refused(LONGEST_NAME, MAX_RANKS, MAX_BLOCKS), None);
+        assert_eq!(refused(1, 2, 1), None);
+        let text = |what: &str| Some(format!("tuning: mine: {what}"));
+        assert_eq!(refused(0, 2, 1), text("device: expected a name of 1 to 256 bytes, got 0"));
+        assert_eq!(refused(257, 2, 1), text("device: expected a name of 1 to 256 bytes, got 257"));
+        assert_eq!(refused(1, 1, 1), text("ranks: expected 2 to 64, got 1"));
+        assert_eq!(refused(1, 65, 1), text("ranks: expected 2 to 64, got 65"));
+        assert_eq!(refused(1, 2, 0), text("blocks: expected 1 to 128, got 0"));
+        assert_eq!(refused(1, 2, 129), text("blocks: expected 1 to 128, got 129"));
+    }
+
     #[test]
     fn too_many_rows_are_refused() {
         let rows = (0..=MOST_ROWS as u64).map(|bytes| TuningRow {
@@ -588,6 +640,8 @@ mod tests {
             ("abcbc", "a*bc"),
             ("abc", "**a**c**"),
             ("aab", "*ab"),
+            // Tried at each place in turn.
+            ("aaaab", "*ab"),
         ] {
             assert!(is_like(name, pattern), "{name}, {pattern}");
         }

@@ -205,6 +205,11 @@ impl Machine {
         })
     }
 
+    /// How many allocations there are of a kind.
+    pub(crate) fn alive_of(&self, kind: MemoryKind) -> usize {
+        state(|s| s.alive.values().filter(|memory| memory.kind == kind).count())
+    }
+
     /// Memory that was given back too early, or twice, or not as it was taken.
     pub(crate) fn wrong(&self) -> Vec<String> {
         state(|s| s.wrong.clone())

@@ -111,7 +111,9 @@ macro_rules! for_each_backend {
             mod numbers;
             mod packets;
             mod programs;
+            mod rank_arguments;
             mod ranks;
+            mod recovery;
             mod reduce_scatter;
             mod stress;
             $(mod $more;)?
