@@ -43,6 +43,10 @@ class Unsupported(Error, NotImplementedError):
     """Valid, but not offered. Nothing was launched."""
 
 
+class RankGone(Error):
+    """A rank that the call needs was closed before it made the same call. What needs it takes a new communicator."""
+
+
 class NoDevice(Error):
     """The backend has no device here, or is not in this library."""
 
@@ -57,6 +61,7 @@ CLASSES = {
     20: Unsupported,
     21: NoDevice,
     22: NoDevice,
+    23: RankGone,
 }
 
 
