@@ -381,3 +381,30 @@ def test_calls_that_are_refused():
     refused("crosscclCommInitAllConfig: ndev: expected 1 to 64, got 0", crossccl.Communicator, 0, backend="cpu")
     with pytest.raises(crossccl.NoDevice, match="--features rocm"):
         crossccl.Communicator(2, backend="rocm")
+
+
+def test_arrays_of_different_ranks_do_not_overlap():
+    """Each was checked alone: one array as every rank's output gave one wrong result four times, without an error."""
+
+    def refused(text, call, *arguments, **options):
+        with pytest.raises(crossccl.InvalidArgument, match=text):
+            call(*arguments, **options)
+
+    with communicator(2) as comm:
+        inputs = [np.arange(4, dtype=np.float32) + rank for rank in range(2)]
+        same = [np.empty(2, np.float32)] * 2
+        refused("recvbuff of rank 1: expected no overlap with the output of rank 0", comm.reduce_scatter, inputs, same)
+        # Rank 0 writes what rank 1 reads.
+        outputs = [inputs[1][2:], np.empty(2, np.float32)]
+        refused("recvbuff of rank 0: expected no overlap with the input of rank 1", comm.reduce_scatter, inputs, outputs)
+        refused("recvbuff of rank 1: expected no overlap", comm.broadcast, same)
+        array = np.arange(60, dtype=np.int32)
+        refused("recvbuff of rank 1: expected no overlap", comm.broadcast, [array[:40], array[20:]])
+        assert comm.failure() is None
+        assert array.tolist() == list(range(60))
+        # Parts of one array are fine.
+        comm.broadcast([array[:30], array[30:]])
+        assert array[30:].tolist() == list(range(30))
+        # In place as well: each rank's part of its own input.
+        comm.reduce_scatter(inputs, [inputs[0][:2], inputs[1][2:]])
+        assert (inputs[0][:2].tolist(), inputs[1][2:].tolist()) == ([1, 3], [5, 7])
