@@ -1,7 +1,11 @@
 // What a collective on one device is measured against: kernels that move the same bytes with the whole device and no
 // rendezvous, and one that does nothing. Compiled by `scripts/gpu-tests pack`, loaded by benches/gpu.rs.
-#include <cuda_bf16.h>
 #include <stdint.h>
+
+// Two bytes. NVIDIA's header of the type needs a library of headers that the compiler's wheels do not bring.
+struct Bf16 {
+  uint16_t bits;
+};
 
 struct Plain {
   uint64_t from[8], to[8], bytes;
@@ -29,7 +33,7 @@ static __device__ void add(float* sum, uint4 x, float) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) sum[i] += __uint_as_float(w[i]);
 }
-static __device__ void add(float* sum, uint4 x, __nv_bfloat16) {
+static __device__ void add(float* sum, uint4 x, Bf16) {
   const uint32_t w[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -40,12 +44,11 @@ static __device__ void add(float* sum, uint4 x, __nv_bfloat16) {
 static __device__ uint4 rounded(const float* s, float) {
   return uint4{__float_as_uint(s[0]), __float_as_uint(s[1]), __float_as_uint(s[2]), __float_as_uint(s[3])};
 }
-static __device__ uint4 rounded(const float* s, __nv_bfloat16) {
+static __device__ uint4 rounded(const float* s, Bf16) {
   uint32_t w[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(s[2 * i], s[2 * i + 1]);
-    w[i] = *(const uint32_t*)&pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(w[i]) : "f"(s[2 * i + 1]), "f"(s[2 * i]));
   }
   return uint4{w[0], w[1], w[2], w[3]};
 }
@@ -76,6 +79,6 @@ __global__ void plain_empty(const __grid_constant__ Plain a) {}
 #define PLAIN(N)                                                                                                    \
   __global__ void plain_fan_out_##N(const __grid_constant__ Plain a) { fan_out<N>(a); }                             \
   __global__ void plain_fan_in_f32_##N(const __grid_constant__ Plain a) { fan_in<float, N>(a); }                    \
-  __global__ void plain_fan_in_bf16_##N(const __grid_constant__ Plain a) { fan_in<__nv_bfloat16, N>(a); }
+  __global__ void plain_fan_in_bf16_##N(const __grid_constant__ Plain a) { fan_in<Bf16, N>(a); }
 PLAIN(1) PLAIN(2) PLAIN(3) PLAIN(4) PLAIN(7) PLAIN(8)
 }

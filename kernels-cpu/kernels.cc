@@ -25,6 +25,47 @@ const Named kKernels[] = {
 #undef CROSSCCL_KERNEL
 };
 
+struct Fact {
+  const char* name;
+  uint64_t value;
+};
+#define CONSTANT(name) {#name, uint64_t(name)}
+#define SIZE(type) {"sizeof(" #type ")", sizeof(type)}
+#define FIELD(type, field) {#type "::" #field, offsetof(type, field)}
+const Fact kFacts[] = {
+    CONSTANT(kMaxRanks), CONSTANT(kMaxBlocks), CONSTANT(kRecordSlots), CONSTANT(kLine), CONSTANT(kVector),
+    CONSTANT(kInboxSlots), CONSTANT(kUnit), CONSTANT(kHeaderUnits), CONSTANT(kMostPacketBytes), CONSTANT(kTunedRanks),
+    CONSTANT(kRestamp), CONSTANT(kStaged), CONSTANT(kDone), CONSTANT(kPhases), CONSTANT(kForHeader), CONSTANT(kForPackets),
+    CONSTANT(kForAck), CONSTANT(kBroadcast), CONSTANT(kReduceScatter), CONSTANT(kPlain), CONSTANT(kToF16), CONSTANT(kToBF16),
+    CONSTANT(kToF32), CONSTANT(kToF64), CONSTANT(kNoOverlap), CONSTANT(kReleaseAtEnd), CONSTANT(kReleaseAtBeginning),
+    CONSTANT(kReleaseAtEndWithoutWait), CONSTANT(kNone), CONSTANT(kTimeout), CONSTANT(kMismatch), CONSTANT(kAborted),
+    CONSTANT(kPoisoned), CONSTANT(kFingerprint), CONSTANT(kCount), CONSTANT(kShapeHash), CONSTANT(kPacked), CONSTANT(kInput),
+    CONSTANT(kOutput), CONSTANT(kFields),
+    // Of the target.
+    CONSTANT(kTile), CONSTANT(kLeastTile),
+    SIZE(Record), FIELD(Record, words),
+    SIZE(Failure), FIELD(Failure, call), FIELD(Failure, epoch), FIELD(Failure, wanted), FIELD(Failure, seen),
+    FIELD(Failure, missing), FIELD(Failure, ticks), FIELD(Failure, kind), FIELD(Failure, peer), FIELD(Failure, phase),
+    FIELD(Failure, domain), FIELD(Failure, block), FIELD(Failure, rank),
+    SIZE(Observed), FIELD(Observed, stamp), FIELD(Observed, count), FIELD(Observed, shape_hash), FIELD(Observed, packed),
+    SIZE(Control), FIELD(Control, state), FIELD(Control, pad), FIELD(Control, abort), FIELD(Control, pad2),
+    FIELD(Control, failure), FIELD(Control, observed),
+    SIZE(Places), FIELD(Places, cause), FIELD(Places, probe), FIELD(Places, domain), FIELD(Places, records),
+    FIELD(Places, flags), FIELD(Places, inbox), FIELD(Places, slot), FIELD(Places, payload),
+    SIZE(Arguments), FIELD(Arguments, signal), FIELD(Arguments, control), FIELD(Arguments, at), FIELD(Arguments, rank),
+    FIELD(Arguments, ranks), FIELD(Arguments, domain), FIELD(Arguments, max_blocks), FIELD(Arguments, world),
+    FIELD(Arguments, world_rank), FIELD(Arguments, strict), FIELD(Arguments, call), FIELD(Arguments, limit),
+    FIELD(Arguments, input), FIELD(Arguments, output), FIELD(Arguments, count), FIELD(Arguments, shape_hash),
+    FIELD(Arguments, packed), FIELD(Arguments, fingerprint), FIELD(Arguments, bytes), FIELD(Arguments, segment),
+    FIELD(Arguments, payload_half), FIELD(Arguments, rounds), FIELD(Arguments, root), FIELD(Arguments, outer),
+    FIELD(Arguments, run), FIELD(Arguments, stride), FIELD(Arguments, offset), FIELD(Arguments, average),
+    FIELD(Arguments, form), FIELD(Arguments, residual), FIELD(Arguments, factor), FIELD(Arguments, overlap),
+    FIELD(Arguments, cuts),
+};
+#undef CONSTANT
+#undef SIZE
+#undef FIELD
+
 }  // namespace
 }  // namespace crossccl
 
@@ -60,59 +101,25 @@ void crossccl_cpu_mode_restore(const uint8_t* before) {
   if (before[sizeof(fenv_t)]) fesetenv((const fenv_t*)before);
 }
 
-// For the tests of src/abi.rs: sizes, offsets, limits, layout and chunk arithmetic as this side sees them.
+// For the tests of src/abi.rs: every constant, size and offset of abi.h as this side sees it, by name.
+size_t crossccl_cpu_fact_count() { return sizeof crossccl::kFacts / sizeof *crossccl::kFacts; }
+const char* crossccl_cpu_fact_name(size_t index) { return crossccl::kFacts[index].name; }
+uint64_t crossccl_cpu_fact_value(size_t index) { return crossccl::kFacts[index].value; }
+
+// For the same: layout and chunk arithmetic.
 uint64_t crossccl_cpu_probe(uint32_t what, uint64_t x, uint32_t y, uint32_t z) {
   using namespace crossccl;
   switch (what) {
-    case 0: return sizeof(Arguments);
-    case 1: return sizeof(Control);
-    case 2: return sizeof(Failure);
-    case 3: return sizeof(Record);
-    case 4: return kMaxRanks;
-    case 5: return kMaxBlocks;
-    case 6: return kVector;
-    case 7: return kTile;
-    case 8: return kLeastTile;
-    case 10: return offsetof(Arguments, control);
-    case 11: return offsetof(Arguments, rank);
-    case 12: return offsetof(Arguments, strict);
-    case 13: return offsetof(Arguments, call);
-    case 14: return offsetof(Arguments, fingerprint);
-    case 15: return offsetof(Arguments, bytes);
-    case 16: return offsetof(Arguments, rounds);
-    case 17: return offsetof(Arguments, outer);
-    case 18: return offsetof(Arguments, average);
-    case 19: return offsetof(Arguments, factor);
-    case 20: return offsetof(Control, abort);
-    case 21: return offsetof(Control, failure);
-    case 22: return offsetof(Control, observed);
-    case 23: return offsetof(Failure, missing);
-    case 24: return offsetof(Failure, kind);
-    case 25: return offsetof(Failure, rank);
-    case 26: return offsetof(Observed, packed);
-    case 27: return kToF16;
-    case 28: return kToBF16;
-    case 29: return kToF32;
-    case 35: return kToF64;
-    case 36: return offsetof(Arguments, overlap);
-    case 37: return kReleaseAtEnd;
-    case 38: return kReleaseAtBeginning;
-    case 39: return kReleaseAtEndWithoutWait;
     case 30: return signal_layout(uint32_t(x), y, z).cause;
     case 31: return signal_layout(uint32_t(x), y, z).probe;
     case 32: return signal_layout(uint32_t(x), y, z).domain;
     case 33: return signal_layout(uint32_t(x), y, z).domain_stride;
     case 34: return signal_layout(uint32_t(x), y, z).payload;
-    case 44: return offsetof(Arguments, cuts);
-    case 45: return kInboxSlots;
-    case 46: return kUnit;
-    case 47: return kHeaderUnits;
     case 48: return signal_layout(uint32_t(x), y, z).inbox;
     case 49: return signal_layout(uint32_t(x), y, z).slot;
     case 50: return packet_bytes(uint32_t(x));
     case 51: return signal_layout(uint32_t(x), y, z).records;
     case 52: return signal_layout(uint32_t(x), y, z).flags;
-    case 55: return offsetof(Arguments, at);
     case 60:
     case 61:
     case 62:

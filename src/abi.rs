@@ -1,5 +1,5 @@
-//! The Rust side of `kernels-common/abi.h`, which owns every fact here; the tests below compare
-//! them through a probe that the CPU's kernels export.
+//! The Rust side of `kernels-common/abi.h`, which owns every fact here; the tests below compare them one by one with what the
+//! CPU's kernels export.
 
 use crate::signal::Places;
 
@@ -173,63 +173,177 @@ mod tests {
 
     use super::*;
     use crate::{
-        backend::cpu::driver::probe,
+        backend::cpu::driver::{facts, probe},
         plan::{
             Overlap,
             chunk::{balanced, chunk},
+            request,
         },
         signal::SignalLayout,
     };
 
-    /// I10: every size, offset and limit is the same on both sides.
-    #[test]
-    fn i10_structures_and_limits_mirror_the_header() {
-        let expected: &[(u32, u64, &str)] = &[
-            (0, size_of::<Arguments>() as u64, "sizeof(Arguments)"),
-            (1, control::BYTES, "sizeof(Control)"),
-            (2, control::OBSERVED - control::FAILURE, "sizeof(Failure)"),
-            (3, LINE, "sizeof(Record)"),
-            (4, MAX_RANKS as u64, "kMaxRanks"),
-            (5, u64::from(MAX_BLOCKS), "kMaxBlocks"),
-            (6, VECTOR, "kVector"),
-            (10, offset_of!(Arguments, control) as u64, "Arguments::control"),
-            (11, offset_of!(Arguments, rank) as u64, "Arguments::rank"),
-            (55, offset_of!(Arguments, at) as u64, "Arguments::at"),
-            (12, offset_of!(Arguments, strict) as u64, "Arguments::strict"),
-            (13, offset_of!(Arguments, call) as u64, "Arguments::call"),
-            (14, offset_of!(Arguments, fingerprint) as u64, "Arguments::fingerprint"),
-            (15, offset_of!(Arguments, bytes) as u64, "Arguments::bytes"),
-            (16, offset_of!(Arguments, rounds) as u64, "Arguments::rounds"),
-            (17, offset_of!(Arguments, outer) as u64, "Arguments::outer"),
-            (18, offset_of!(Arguments, average) as u64, "Arguments::average"),
-            (19, offset_of!(Arguments, factor) as u64, "Arguments::factor"),
-            (20, control::ABORT, "Control::abort"),
-            (21, control::FAILURE, "Control::failure"),
-            (22, control::OBSERVED, "Control::observed"),
-            (23, control::MISSING - control::FAILURE, "Failure::missing"),
-            (24, control::KIND_PEER - control::FAILURE, "Failure::kind"),
-            (25, control::PHASE_DOMAIN - control::FAILURE + 12, "Failure::rank"),
-            (26, control::OBSERVED_BYTES - 8, "Observed::packed"),
-            (27, u64::from(form::TO_F16), "kToF16"),
-            (28, u64::from(form::TO_BF16), "kToBF16"),
-            (29, u64::from(form::TO_F32), "kToF32"),
-            (35, u64::from(form::TO_F64), "kToF64"),
-            (36, offset_of!(Arguments, overlap) as u64, "Arguments::overlap"),
-            (37, Overlap::AtEnd as u64, "kReleaseAtEnd"),
-            (38, Overlap::AtBeginning as u64, "kReleaseAtBeginning"),
-            (44, offset_of!(Arguments, cuts) as u64, "Arguments::cuts"),
-            (45, INBOX_SLOTS, "kInboxSlots"),
-            (46, UNIT, "kUnit"),
-            (47, HEADER_UNITS, "kHeaderUnits"),
-            (39, Overlap::AtEndWithoutWait as u64, "kReleaseAtEndWithoutWait"),
-        ];
-        for (what, value, name) in expected {
-            assert_eq!(probe(*what, 0, 1, 0), *value, "{name}");
-        }
+    /// What of the header the host has no copy of: phases and waits of kernels, the order of a record's fields, padding, and how
+    /// often flags are stamped anew.
+    const KERNELS_ALONE: [&str; 19] = [
+        "kRestamp",
+        "kStaged",
+        "kDone",
+        "kForHeader",
+        "kForPackets",
+        "kForAck",
+        "kNone",
+        "kFingerprint",
+        "kCount",
+        "kShapeHash",
+        "kPacked",
+        "kInput",
+        "kOutput",
+        "kFields",
+        "Record::words",
+        "Control::pad",
+        "Control::pad2",
+        "Failure::wanted",
+        "Failure::seen",
+    ];
+
+    /// The host's copy of everything in the header, by the header's names.
+    fn ours() -> Vec<(&'static str, u64)> {
         let device = <crate::Cpu as crate::Backend>::open(0).unwrap();
         let properties = <crate::Cpu as crate::Backend>::properties(&device, 1, 1).unwrap();
-        assert_eq!(probe(7, 0, 1, 0), properties.tile, "kTile");
-        assert_eq!(probe(8, 0, 1, 0), properties.least_tile, "kLeastTile");
+        let mut ours = vec![
+            ("kMaxRanks", MAX_RANKS as u64),
+            ("kMaxBlocks", MAX_BLOCKS.into()),
+            ("kRecordSlots", RECORD_SLOTS),
+            ("kLine", LINE),
+            ("kVector", VECTOR),
+            ("kInboxSlots", INBOX_SLOTS),
+            ("kUnit", UNIT),
+            ("kHeaderUnits", HEADER_UNITS),
+            ("kMostPacketBytes", MOST_PACKET_BYTES),
+            ("kTunedRanks", TUNED_RANKS),
+            ("kPhases", PHASES),
+            ("kBroadcast", request::BROADCAST.into()),
+            ("kReduceScatter", request::REDUCE_SCATTER.into()),
+            ("kPlain", form::PLAIN.into()),
+            ("kToF16", form::TO_F16.into()),
+            ("kToBF16", form::TO_BF16.into()),
+            ("kToF32", form::TO_F32.into()),
+            ("kToF64", form::TO_F64.into()),
+            ("kNoOverlap", Overlap::Off as u64),
+            ("kReleaseAtEnd", Overlap::AtEnd as u64),
+            ("kReleaseAtBeginning", Overlap::AtBeginning as u64),
+            ("kReleaseAtEndWithoutWait", Overlap::AtEndWithoutWait as u64),
+            ("kTimeout", TIMEOUT),
+            ("kMismatch", MISMATCH),
+            ("kAborted", ABORTED),
+            ("kPoisoned", POISONED),
+            ("kTile", properties.tile),
+            ("kLeastTile", properties.least_tile),
+            ("sizeof(Record)", LINE),
+            ("sizeof(Failure)", control::OBSERVED - control::FAILURE),
+            ("Failure::call", control::CALL - control::FAILURE),
+            ("Failure::epoch", control::EPOCH - control::FAILURE),
+            ("Failure::missing", control::MISSING - control::FAILURE),
+            ("Failure::ticks", control::TICKS - control::FAILURE),
+            ("Failure::kind", control::KIND_PEER - control::FAILURE),
+            ("Failure::peer", control::KIND_PEER - control::FAILURE + 4),
+            ("Failure::phase", control::PHASE_DOMAIN - control::FAILURE),
+            ("Failure::domain", control::PHASE_DOMAIN - control::FAILURE + 4),
+            ("Failure::block", control::PHASE_DOMAIN - control::FAILURE + 8),
+            ("Failure::rank", control::PHASE_DOMAIN - control::FAILURE + 12),
+            ("sizeof(Observed)", control::OBSERVED_BYTES),
+            ("Observed::stamp", 0),
+            ("Observed::count", 8),
+            ("Observed::shape_hash", 16),
+            ("Observed::packed", 24),
+            ("sizeof(Control)", control::BYTES),
+            ("Control::state", control::STATE),
+            ("Control::abort", control::ABORT),
+            ("Control::failure", control::FAILURE),
+            ("Control::observed", control::OBSERVED),
+            ("sizeof(Places)", size_of::<Places>() as u64),
+            ("sizeof(Arguments)", size_of::<Arguments>() as u64),
+        ];
+        macro_rules! fields {
+            ($($of:ident: $($field:ident)*;)*) => {
+                $($(ours.push((concat!(stringify!($of), "::", stringify!($field)), offset_of!($of, $field) as u64));)*)*
+            };
+        }
+        fields! {
+            Places: cause probe domain records flags inbox slot payload;
+            Arguments: signal control at rank ranks domain max_blocks world world_rank strict call limit input output count
+                shape_hash packed fingerprint bytes segment payload_half rounds root outer run stride offset average form
+                residual factor overlap cuts;
+        }
+        ours
+    }
+
+    /// Each place where the two sides differ.
+    fn differences(theirs: &[(String, u64)]) -> Vec<String> {
+        let ours = ours();
+        let mut found = Vec::new();
+        for (name, value) in theirs.iter().filter(|(name, _)| !KERNELS_ALONE.contains(&name.as_str())) {
+            match ours.iter().find(|(ours, _)| ours == name) {
+                None => found.push(format!("{name}: the host has none")),
+                Some((_, ours)) if ours != value => found.push(format!("{name}: {value}, and {ours} on the host")),
+                Some(_) => {}
+            }
+        }
+        let lost = ours.iter().filter(|(name, _)| !theirs.iter().any(|(theirs, _)| theirs == name));
+        found.extend(lost.map(|(name, _)| format!("{name}: the header has none")));
+        found
+    }
+
+    /// I10: every constant, size and offset is the same on both sides, and a change of any single one is seen.
+    #[test]
+    fn i10_structures_and_limits_mirror_the_header() {
+        let theirs = facts();
+        assert_eq!(differences(&theirs), Vec::<String>::new());
+        for (at, (name, _)) in theirs.iter().enumerate() {
+            let mut changed = theirs.clone();
+            changed[at].1 += 1;
+            let seen = differences(&changed);
+            let alone = KERNELS_ALONE.contains(&name.as_str());
+            assert!(
+                if alone { seen.is_empty() } else { seen.len() == 1 && seen[0].starts_with(name) },
+                "{name}: {seen:?}"
+            );
+        }
+    }
+
+    /// Nothing in the header is left out of the comparison: constants, enumerators and fields, by the header's text.
+    #[test]
+    fn i10_the_comparison_has_all_of_the_header() {
+        let header = include_str!("../kernels-common/abi.h");
+        let names: Vec<String> = facts().into_iter().map(|(name, _)| name).collect();
+        let word = |text: &str| text.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect::<String>();
+        let mut of = String::new();
+        let mut seen = 0;
+        for line in header.lines().map(|line| line.split("//").next().unwrap_or_default().trim()) {
+            let mut found = Vec::new();
+            if let Some(constant) = line.strip_prefix("constexpr ") {
+                found.extend(constant.split(' ').nth(1).map(word).filter(|name| name.starts_with('k')));
+            } else if line.starts_with("struct ") && line.ends_with('{') {
+                of = line.trim_end_matches([' ', '{']).rsplit(' ').next().unwrap_or_default().to_owned();
+                if of != "SignalLayout" {
+                    found.push(format!("sizeof({of})"));
+                }
+            } else if line == "};" {
+                of.clear();
+            } else if !of.is_empty() && of != "SignalLayout" && line.ends_with(';') {
+                let fields = line.trim_end_matches(';').split_once(' ').map_or("", |(_, fields)| fields);
+                found.extend(fields.split(", ").map(|field| format!("{of}::{}", word(field))));
+            } else if of.is_empty() && !line.starts_with("static_assert") && !line.contains('(') {
+                let inside = line.rsplit('{').next().unwrap_or_default();
+                let enumerators = inside.split([',', '}']).map(|one| word(one.trim()));
+                found.extend(enumerators.filter(|name| name.starts_with('k') && name.len() > 1));
+            }
+            for name in found {
+                assert!(names.contains(&name), "{name} is in abi.h, and not in kFacts of kernels-cpu/kernels.cc");
+                seen += 1;
+            }
+        }
+        assert!(seen >= 90, "only {seen} were found in the header");
     }
 
     #[test]

@@ -42,9 +42,9 @@ use crate::{
 ///
 /// | memory | what the call does |
 /// | --- | --- |
-/// | plain (`cuMemAlloc`, `cudaMalloc`, `hipMalloc`) | peer access covers it |
-/// | of a pool (`cudaMallocAsync`) | CUDA: the call grants the peers access to the whole pool. HIP does not tell the pool of an address: building the communicator grants access to each device's default and current pool, and memory of other pools is not checked |
-/// | mapped (`cuMemMap`, `hipMemMap`; PyTorch's `expandable_segments`) | the call grants the rank's device and the peers access to each mapped piece of the range. A hole in the range is refused |
+/// | plain, by the driver's ordinary allocation | peer access covers it |
+/// | of a pool, allocated in the order of a stream | CUDA: the call grants the peers access to the whole pool. HIP does not tell the pool of an address: building the communicator grants access to each device's default and current pool, and memory of other pools is not checked |
+/// | mapped by virtual memory management, as PyTorch's `expandable_segments` | the call grants the rank's device and the peers access to each mapped piece of the range. A hole in the range is refused |
 /// | imported from another process, or of another context | CUDA: refused if the driver has no address of it for a device. HIP: not checked |
 /// | managed, or of the host | refused |
 /// | longer than its allocation | refused |

@@ -9,6 +9,7 @@ use super::{
 use crate::{
     collective::{self, Prepared},
     error::Error,
+    plan::request::Collective,
 };
 
 struct Call {
@@ -140,8 +141,45 @@ fn check_together(calls: &[Call]) -> Result<()> {
         meetings.entry(meeting).or_default().push(prepared);
     }
     for meeting in meetings.values() {
-        collective::check_equal(meeting)?;
+        check_equal(meeting)?;
         collective::check_overlaps(meeting)?;
+    }
+    Ok(())
+}
+
+/// Calls of several ranks that are to meet must ask for the same: told before anything is launched, where one call speaks for
+/// them all.
+fn check_equal(calls: &[&Prepared]) -> Result<()> {
+    let Some((first, rest)) = calls.split_first() else { return Ok(()) };
+    let asked = |one: &Prepared| {
+        let (op, root) = match one.request.collective {
+            Collective::Broadcast { root } => (None, Some(root)),
+            Collective::ReduceScatter { op, .. } => (Some(op), None),
+        };
+        (one.request.name(), one.request.dtype, op, root, one.request.count)
+    };
+    let (name, dtype, op, root, count) = asked(first);
+    for one in rest {
+        let theirs = asked(one);
+        let as_first = |what: String| format!("{what}, as rank {}", first.rank);
+        let refuse = |argument, expected: String, got: String| {
+            Err(collective::invalid(theirs.0, Some(one.rank), argument, as_first(expected), got).into())
+        };
+        if theirs.0 != name {
+            return refuse("collective", name.to_owned(), theirs.0.to_owned());
+        }
+        if theirs.1 != dtype {
+            return refuse("dtype", dtype.to_string(), theirs.1.to_string());
+        }
+        if let (true, Some(op), Some(other)) = (theirs.2 != op, op, theirs.2) {
+            return refuse("op", op.to_string(), other.to_string());
+        }
+        if let (true, Some(root), Some(other)) = (theirs.3 != root, root, theirs.3) {
+            return refuse("root", root.to_string(), other.to_string());
+        }
+        if theirs.4 != count {
+            return refuse("count", format!("{count} elements"), theirs.4.to_string());
+        }
     }
     Ok(())
 }

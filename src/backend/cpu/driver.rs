@@ -22,6 +22,11 @@ cfg_if::cfg_if! {
         pub(crate) fn probe(_what: u32, _x: u64, _y: u32, _z: u32) -> u64 {
             u64::MAX
         }
+
+        #[cfg(test)]
+        pub(crate) fn facts() -> Vec<(String, u64)> {
+            Vec::new()
+        }
     } else {
         unsafe extern "C" {
             fn crossccl_cpu_kernel_count() -> usize;
@@ -33,6 +38,12 @@ cfg_if::cfg_if! {
             fn crossccl_cpu_mode_restore(before: *const u8);
             #[cfg(test)]
             fn crossccl_cpu_probe(what: u32, x: u64, y: u32, z: u32) -> u64;
+            #[cfg(test)]
+            fn crossccl_cpu_fact_count() -> usize;
+            #[cfg(test)]
+            fn crossccl_cpu_fact_name(index: usize) -> *const std::ffi::c_char;
+            #[cfg(test)]
+            fn crossccl_cpu_fact_value(index: usize) -> u64;
         }
 
         /// Every kernel with its name.
@@ -81,6 +92,19 @@ cfg_if::cfg_if! {
         pub(crate) fn probe(what: u32, x: u64, y: u32, z: u32) -> u64 {
             // SAFETY: pure arithmetic; the tests give parts above 0 where it divides.
             unsafe { crossccl_cpu_probe(what, x, y, z) }
+        }
+
+        /// Constants, sizes and offsets of the header, by name.
+        #[cfg(test)]
+        pub(crate) fn facts() -> Vec<(String, u64)> {
+            let one = |index| {
+                // SAFETY: `index` is below the count; names are string literals.
+                let name = unsafe { std::ffi::CStr::from_ptr(crossccl_cpu_fact_name(index)) };
+                // SAFETY: `index` is below the count.
+                (name.to_string_lossy().into_owned(), unsafe { crossccl_cpu_fact_value(index) })
+            };
+            // SAFETY: a constant.
+            (0..unsafe { crossccl_cpu_fact_count() }).map(one).collect()
         }
     }
 }
