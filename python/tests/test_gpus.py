@@ -286,7 +286,8 @@ def test_a_thread_a_rank():
         def work(rank, count):
             try:
                 array = torch.ones(count, device=f"cuda:{rank.device}") * (rank.rank + 1)
-                torch.cuda.synchronize(rank.device)
+                # The stream alone: ranks may share the device, and a kernel of the other one waits for this call.
+                torch.cuda.current_stream(rank.device).synchronize()
                 rank.broadcast(array, root=1, stream=rank.stream)
                 outcomes[rank.rank] = float(array[-1])
             except crossccl.Error as error:
