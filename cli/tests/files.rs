@@ -828,6 +828,14 @@ fn the_output_is_a_file_like_any_other() {
         folder.succeeds("reduce-scatter x x --output link");
         assert_eq!(folder.path("target").metadata().unwrap().mode() & 0o7777, mode);
     }
+    // Its owner, too, which only root can do.
+    let root = folder.path("target").metadata().unwrap().uid() == 0;
+    if root {
+        std::os::unix::fs::chown(folder.path("target"), Some(12345), Some(12346)).unwrap();
+        folder.succeeds("reduce-scatter x x --output link");
+        let facts = folder.path("target").metadata().unwrap();
+        assert_eq!((facts.uid(), facts.gid(), facts.mode() & 0o7777), (12345, 12346, 0o666));
+    }
     // A new one is as the user wants new files.
     let script = "umask 027 && exec \"$0\" reduce-scatter x --output new";
     let done =

@@ -143,7 +143,9 @@ def test_jax():
     """Inputs alone: its arrays are immutable."""
     jax = pytest.importorskip("jax")
     with crossccl.Communicator(2, backend="cpu", timeout=20.0) as comm:
-        inputs = [jax.numpy.arange(8, dtype="float32") + rank for rank in range(2)]
+        # Where there is a GPU, that is JAX's default.
+        cpu = jax.devices("cpu")[0]
+        inputs = [jax.device_put(np.arange(8, dtype="float32") + rank, cpu) for rank in range(2)]
         outputs = [np.zeros(4, np.float32), torch.zeros(4)]
         comm.reduce_scatter(inputs, outputs)
         assert np.concatenate(outputs).tolist() == [2 * one + 1 for one in range(8)]
