@@ -3,6 +3,9 @@
 
 #![allow(unsafe_code)]
 
+#[cfg(all(test, feature = "cpu"))]
+mod arguments_tests;
+
 use std::{
     sync::{Arc, MutexGuard},
     time::Instant,

@@ -279,6 +279,31 @@ fn each_call_on_streams_of_the_callers_may_fail() {
     assert!(lost > 0, "no launch whose end cannot be known");
 }
 
+/// Memory of the caller's is looked at for each rank that calls for itself as for all at once: what it reads and what it
+/// writes, and nothing that is not there.
+#[test]
+fn each_look_at_memory_of_the_callers_may_fail() {
+    let machine = Machine::turn();
+    let ranks = build(2).expect("communicator").into_ranks();
+    let data = ranks[1].buffer::<u32>(99).expect("buffer");
+    let at = RawRank::new(data.address(), data.address() + 200);
+    let call = || {
+        let what = ReduceScatter::new(ReduceOp::Sum).timeout(SHORT);
+        // SAFETY: the buffer goes after the communicator.
+        unsafe { ranks[1].reduce_scatter_raw(at, ranks[1].stream(), 99, DType::U32, what) }.map(drop)
+    };
+    for number in [1, 2] {
+        machine.arm(Some((Method::CheckMemory, Which::Only(number))));
+        let error = call().expect_err("a look failed");
+        assert!(tells(&error, &machine), "{error}");
+        assert_eq!(machine.calls().get(&Method::Launch), None);
+    }
+    machine.arm(None);
+    call().expect("launch");
+    assert_eq!(machine.calls().get(&Method::CheckMemory), Some(&2), "the input and the output");
+    drop((ranks, data));
+}
+
 fn machine_is_told(machine: &Machine, fault: Option<(Method, usize)>, outcome: &Result<(), Error>) {
     match (fault, outcome) {
         (None, Ok(())) => {}

@@ -5,7 +5,9 @@
 
 use std::fs;
 
-use crossccl::{Algorithm, Communicator, Cpu, DType, Error, Reason, Topology, Tuning, Wiring};
+use crossccl::{
+    Algorithm, Communicator, Cpu, DType, Error, Placement, Reason, Topology, Tuned, Tuning, TuningRow, Wiring,
+};
 
 const ROWS: &str = "version = 1
 
@@ -71,6 +73,23 @@ fn the_builders_topology_is_the_last_word() {
     // One device, several ranks: still the host's memory.
     let comm = Communicator::<Cpu>::builder([0, 0]).virtual_ranks(true).build().expect("communicator");
     assert_eq!(comm.topology().wiring, Wiring::Host);
+}
+
+/// Rows are for ranks that have devices of their own, or for ranks that share.
+#[test]
+fn rows_by_placement() {
+    let row = |placement, algorithm| {
+        let mut row = TuningRow::new("virtual device *", placement, 2, Tuned::Broadcast);
+        row.algorithm = Some(algorithm);
+        row
+    };
+    let rows = [row(Placement::Apart, Algorithm::TwoStageStaged), row(Placement::Shared, Algorithm::LowLatency)];
+    for (devices, algorithm) in [([0, 1], Algorithm::TwoStageStaged), ([0, 0], Algorithm::LowLatency)] {
+        let tuning = Tuning::from_rows("mine", rows.clone()).expect("rows");
+        let builder = Communicator::<Cpu>::builder(devices).virtual_ranks(true).tuning(tuning);
+        let plan = builder.build().expect("communicator").plan_broadcast(64, DType::U8, 0).expect("plan");
+        assert_eq!(plan.algorithm, algorithm, "{devices:?}");
+    }
 }
 
 #[test]

@@ -387,3 +387,28 @@ pub(crate) fn check_overlaps(calls: &[&Prepared]) -> Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Ranges that touch do not overlap, nor does an empty one with anything; the end of the address space is an end.
+    #[test]
+    fn overlaps_of_spans() {
+        let span = |address, bytes| Span { address, bytes };
+        let last = u64::MAX;
+        for (one, other, overlap) in [
+            (span(100, 10), span(110, 10), false),
+            (span(100, 10), span(109, 10), true),
+            (span(100, 10), span(100, 10), true),
+            (span(100, 10), span(103, 2), true),
+            (span(100, 10), span(105, 0), false),
+            (span(0, 0), span(0, 0), false),
+            (span(last - 5, 100), span(last - 1, 1), true),
+            (span(last - 5, 100), span(10, 10), false),
+        ] {
+            assert_eq!(one.overlaps(other), overlap, "{one} and {other}");
+            assert_eq!(other.overlaps(one), overlap, "{other} and {one}");
+        }
+    }
+}

@@ -169,6 +169,7 @@ mod tests {
     #[test]
     fn refuses_what_does_not_fit() {
         assert_eq!(Partition::new(&[1 << 40, 1 << 40], 0, 2), None);
+        assert_eq!(Partition::new(&[1 << 40, 1 << 40], 1, 2), None);
         assert_eq!(Partition::new(&[0, 1 << 40, 1 << 40], 1, 2), None);
         assert_eq!(Partition::new(&[4], 1, 2), None);
         assert_eq!(Partition::new(&[4], 0, 0), None);

@@ -353,6 +353,7 @@ mod tests {
         let switch = Planner::new(facts(64 * KIB), Topology::switch(374_000_000_000));
         let sizes = [1, KIB, 64 * KIB, 64 * KIB + 1, MIB, GIB];
         assert_eq!(chosen(&switch, 2, &sizes), [Packed, Packed, Packed, One, One, One]);
+        assert_eq!(chosen(&switch, 3, &[GIB]), [Direct]);
         for ranks in [4, 8] {
             assert_eq!(chosen(&switch, ranks, &[KIB, 64 * KIB, 64 * KIB + 1]), [Packed, Packed, One], "{ranks}");
             assert_eq!(chosen(&switch, ranks, &[64 * MIB, GIB]), [Direct, Direct], "{ranks}");
@@ -475,6 +476,10 @@ mod tests {
         assert!(lines[3].contains("(runner-up: two-stage-staged, 32 blocks, 128 rounds)"), "{}", lines[3]);
         assert!(lines[5].starts_with("  low-latency       not weighed: "), "{}", lines[5]);
         assert_eq!(planner.explain_broadcast(1, 5, Algorithm::Auto).unwrap().reason, Reason::Alone);
+        assert_eq!(planner.explain_broadcast(2, 5, Algorithm::Auto).unwrap().reason, Reason::Model);
+        let chosen = |ranks, bytes, algorithm| planner.explain_broadcast(ranks, bytes, algorithm).unwrap().to_string();
+        assert!(chosen(2, GIB, Direct).contains(" blocks, 1 slice, since it was asked for"));
+        assert!(chosen(3, KIB, Staged).contains("chosen: two-stage-staged, 1 block, 1 round, since it was asked for"));
     }
 
     #[test]
@@ -482,6 +487,8 @@ mod tests {
         let planner = Planner::new(facts(0), Topology::switch(0));
         for ranks in [0, 65] {
             assert!(matches!(planner.explain_broadcast(ranks, 1, Algorithm::Auto), Err(Error::InvalidArgument { .. })));
+            let scattered = planner.explain_reduce_scatter(ranks, 1, DType::F32, Algorithm::Auto);
+            assert!(matches!(scattered, Err(Error::InvalidArgument { argument: "ranks", .. })));
         }
         let huge = planner.explain_reduce_scatter(2, u64::MAX, DType::F32, Algorithm::Auto);
         assert!(matches!(huge, Err(Error::InvalidArgument { argument: "count", .. })));

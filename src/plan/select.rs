@@ -490,6 +490,33 @@ mod tests {
         assert_eq!((blocks(None), blocks(Some(64))), (4, 16));
     }
 
+    /// Of a direct broadcast it is what a reader gathers that is shared out: the message by one rank fewer.
+    #[test]
+    fn blocks_of_a_direct_broadcast_follow_a_readers_part() {
+        let wishes = Wishes { max_blocks: Some(64), ..by(Algorithm::TwoStageDirect) };
+        let blocks = |ranks, tiles: u64| select(&broadcast(ranks, tiles * FACTS.tile), wishes, &FACTS).unwrap().blocks;
+        assert_eq!((blocks(5, 40), blocks(5, 41), blocks(2, 40), blocks(1, 40)), (10, 11, 40, 40));
+    }
+
+    /// Each kind of kernel has a number of its own, and one block at least.
+    #[test]
+    fn blocks_by_kernel() {
+        let mut blocks = Blocks::MOST;
+        let scatter = (Kernel::ReduceScatter(DType::F32, Combine::Sum2), 3);
+        let packets = (Kernel::ReduceScatterLowLatency(DType::F32, Combine::SumN), 6);
+        let others =
+            [(Kernel::BroadcastOneStage, 9), (Kernel::BroadcastTwoStageDirect, 7), (Kernel::BroadcastLowLatency, 5)];
+        for (kernel, resident) in others.into_iter().chain([scatter, packets]) {
+            blocks.limit(kernel, resident);
+        }
+        assert_eq!(blocks, Blocks { broadcast: 7, reduce_scatter: 3, low_latency: 5 });
+        blocks.limit(Kernel::ReduceScatter(DType::U8, Combine::MaxN), 0);
+        assert_eq!(blocks.reduce_scatter, 1);
+        let facts = Facts { default_blocks: Blocks { broadcast: 4, reduce_scatter: 2, low_latency: 3 }, ..FACTS };
+        let of = |algorithm| select(&broadcast(4, 64 << 10), by(algorithm), &facts).unwrap().blocks;
+        assert_eq!((of(Algorithm::LowLatency), of(Algorithm::OneStage)), (3, 4));
+    }
+
     #[test]
     fn rounds_follow_the_payload() {
         let plan = |bytes| select(&broadcast(4, bytes), by(Algorithm::TwoStageStaged), &FACTS).unwrap();

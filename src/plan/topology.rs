@@ -252,10 +252,29 @@ mod tests {
         assert_eq!(Topology::detected(2, 2, false, &[Way::Direct { lanes: 0, rate: Some(0) }]).rate, 1);
     }
 
+    /// What is nearer costs less: a flag over a bus more than by a switch, within a device less, within the host's caches
+    /// least, where a further peer is another thread to wake instead.
+    #[test]
+    fn what_is_nearer_costs_less() {
+        let [switch, bus, device, host] = [Wiring::Switch, Wiring::Bus, Wiring::Device, Wiring::Host].map(Topology::of);
+        let waits: [fn(&Topology) -> u32; 2] = [|t| t.flight_ns, |t| t.read_ns];
+        for wait in waits {
+            let [switch, bus, device, host] = [switch, bus, device, host].map(|t| wait(&t));
+            assert!(host < device && device < switch && switch < bus);
+        }
+        let works: [fn(&Topology) -> u32; 2] = [|t| t.launch_ns, |t| t.release_ns];
+        for work in works {
+            let [switch, device, host] = [switch, device, host].map(|t| work(&t));
+            assert!(host < device && device < switch);
+        }
+        assert!(host.peer_ns > device.peer_ns && device.block_rate > switch.block_rate);
+        assert_eq!(switch.rate, 8 * Topology::of(Wiring::Mesh).rate);
+    }
+
     #[test]
     fn names() {
         for wiring in Wiring::ALL {
-            assert_eq!(wiring.name().parse(), Ok(wiring));
+            assert_eq!(wiring.to_string().parse(), Ok(wiring));
             assert_eq!(Topology::of(wiring).wiring, wiring);
         }
         assert_eq!(

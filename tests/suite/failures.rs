@@ -551,6 +551,9 @@ fn memory_of_a_leaked_call_is_refused() {
     let other = crate::support::builder::<B>(0..2).streams(streams.clone()).build().expect("communicator");
     let error = other.broadcast_in_place(&mut data, 0).expect_err("in flight");
     assert!(matches!(error, Error::Busy { .. }), "{error}");
+    // Reads come after the leaked call in the same stream.
+    let mut copies: Vec<_> = (0..2).map(|r| other.buffer::<u8>(r, 1 << 20).expect("buffer")).collect();
+    other.broadcast(&data[1], &mut copies, 1).expect("launch").wait().expect("outcome");
     let builder = crate::support::builder::<B>(0..2).payload_bytes(0).signal_buffers(data);
     let error = builder.build().expect_err("in flight");
     assert!(matches!(error, Error::Busy { .. }), "{error}");

@@ -164,6 +164,8 @@ fn plans_and_calls_for_all_ranks() {
         comm.explain_broadcast(4, DType::F32, crossccl::Broadcast::from_root(0).max_blocks(129)),
         "broadcast: max_blocks: expected 1 to 128, got 129",
     );
+    let most = crossccl::Broadcast::from_root(0).max_blocks(128);
+    assert!(comm.plan_broadcast(4, DType::F32, most).is_ok(), "as many blocks as there may be");
     let out = "reduce_scatter: rank: expected a rank from 0 to 1, got 2";
     refused(comm.plan_reduce_scatter(2, 4, DType::F32, sum()), out);
     refused(comm.explain_reduce_scatter(2, 4, DType::F32, sum()), out);
@@ -204,4 +206,24 @@ fn plans_and_calls_for_all_ranks() {
         refused(comm.reduce_scatter_raw(&null, &streams, &[4, 4], DType::F32, sum()), &text);
     }
     assert!(data.iter().all(|one| one.to_vec().expect("read") == [0.5; 8]), "something was written");
+}
+
+/// With a shape for each group, a rank's is that of its own group.
+#[rstest]
+fn shapes_by_group() {
+    needs_device!();
+    let ranks = rank_handles::<B>(4, Duration::from_secs(20));
+    let what = || ReduceScatter::new(ReduceOp::Sum).group_size(2).group_shapes([[4], [6]]);
+    for (rank, comm) in ranks.iter().enumerate() {
+        let (right, wrong) = if rank < 2 { (4, 6) } else { (6, 4) };
+        assert_eq!(comm.part(right, what()).expect("a part").count(), right as u64 / 2);
+        let memory = of(comm, 8);
+        let at = RawRank::new(memory.address(), memory.address());
+        // SAFETY: refused before anything is launched.
+        let outcome = unsafe { comm.reduce_scatter_raw(at, comm.stream(), wrong, DType::F32, what()) };
+        let text = format!(
+            "reduce_scatter: input of rank {rank}: expected {right} elements, the shape being [{right}], got {wrong}"
+        );
+        refused(outcome, &text);
+    }
 }

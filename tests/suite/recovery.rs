@@ -2,7 +2,7 @@
 
 use std::{sync::Barrier, time::Duration};
 
-use crossccl::{Backend, Broadcast, Error, Rank, RankComm, Result};
+use crossccl::{Backend, Broadcast, DType, Error, Rank, RankComm, RawRank, ReduceOp, ReduceScatter, Result};
 use rstest::rstest;
 
 use super::B;
@@ -121,4 +121,48 @@ fn a_handle_that_gave_up_a_reset_is_missed() {
         }
         reset(&handles);
     }
+}
+
+/// In a group that is not the first, who is missing is named by the number that the world knows.
+#[rstest]
+fn a_rank_that_is_missing_in_the_second_group_is_named() {
+    needs_device!();
+    let handles = cells::<B>(rank_handles(4, SHORT));
+    let error = on_threads(&handles[2..3], |_, comm| {
+        let mut data = comm.buffer::<f32>(4).expect("buffer");
+        let what = ReduceScatter::new(ReduceOp::Sum).group_size(2);
+        comm.reduce_scatter_in_place(&mut data, what).expect("launch").wait().expect_err("rank 3 does not come")
+    });
+    let Error::Timeout { rank, missing, .. } = &error[0] else { panic!("{}", error[0]) };
+    assert_eq!((*rank, &missing[..]), (Rank(2), &[Rank(3)][..]), "{}", error[0]);
+}
+
+one_call! {
+/// A launch behind other work on a stream of the caller's: the rank's own stream rests, and reset does not take that
+/// for the launch's.
+#[rstest]
+fn a_reset_looks_at_the_stream_of_the_last_launch() {
+    needs_device!();
+    let build = || crate::support::builder::<B>(0..2);
+    let comm = build().build().expect("communicator");
+    let device = |r: usize| B::device_of(comm.stream(r).expect("a rank"));
+    let streams: Vec<_> = (0..2).map(|r| B::create_stream(&device(r)).expect("stream")).collect();
+    let other = build().streams(streams.clone()).timeout(None).build().expect("communicator").into_ranks();
+    let mut in_front = other[0].buffer::<u8>(10).expect("buffer");
+    let endless = other[0].broadcast_in_place(&mut in_front, 1).expect("launch");
+    let data: Vec<_> = (0..2).map(|r| comm.buffer_from(r, &[r as u8; 10]).expect("buffer")).collect();
+    let at: Vec<_> = data.iter().map(|one| RawRank::new(one.address(), one.address())).collect();
+    // SAFETY: the buffers live until after the reset that succeeds, and nothing else uses them.
+    let behind = unsafe { comm.broadcast_raw(&at, &streams, 10, DType::U8, 1) }.expect("launch");
+    let error = comm.reset().expect_err("a launch that has not begun");
+    assert!(matches!(error, Error::Busy { .. }), "{error}");
+    other[0].abort();
+    assert_eq!(endless.wait(), Err(Error::Aborted));
+    comm.reset().expect("at rest now");
+    assert!(behind.wait().is_err());
+    // SAFETY: as above, until the wait.
+    let again = unsafe { comm.broadcast_raw(&at, &streams, 10, DType::U8, 1) };
+    again.expect("launch").wait().expect("outcome");
+    assert!(data.iter().all(|one| one.to_vec().expect("read") == [1; 10]));
+}
 }
