@@ -578,6 +578,7 @@ impl<B: Backend> Launched<B> {
 
     /// Waits until all of it is complete, or until the deadline: whether it is. The outcome is not told.
     pub(crate) fn passed_by(&self, deadline: Option<Instant>) -> Result<bool> {
+        self.shared.refuse_in_a_fork()?;
         for launch in &self.launches {
             if !launch.passed_by(deadline).map_err(|f| self.shared.driver_error(launch.rank, f))? {
                 return Ok(false);
@@ -1124,6 +1125,9 @@ impl<B: Backend> Shared<B> {
 
     /// The outcome of the reset, once all have come; `None` if the deadline passed first.
     pub(crate) fn reset_by(&self, mine: &Resetting, deadline: Option<Instant>) -> Option<Result<()>> {
+        if let Err(error) = self.refuse_in_a_fork() {
+            return Some(Err(error));
+        }
         let mut meeting = lock(&self.rendezvous);
         while meeting.round == mine.round {
             if self.absent(&meeting).is_empty() {
