@@ -127,6 +127,11 @@ _SLICE_MS = 100
 _PATIENCE = 30.0
 
 
+# How many arrays of a rank are kept before a call waits until it may let them go. Fewer than the calls that a rank may be
+# ahead of its peers, so that a signal is heard.
+_MOST_KEPT = 4096
+
+
 # What may be touched for as long as the process lives.
 _kept_for_good = []
 
@@ -278,6 +283,15 @@ class Rank:
     def _kept(self):
         return self._handles.kept[self._index]
 
+    def _make_room(self, call):
+        """Lets arrays of calls that nobody synchronizes go, once they are complete: kept without end, they were a leak."""
+        if len(self._kept) >= _MOST_KEPT:
+            handles, rank = self._handles, self._index
+            handles.slices(rank, call, lambda: handles.wait_step(rank), lambda: None)
+            # After a failure they stay until a reset.
+            if self.failure() is None:
+                self._kept.clear()
+
     def _ask(self, question, of=ctypes.c_int):
         answer = of()
         check(getattr(library, question)(self._comm, answer))
@@ -291,6 +305,7 @@ class Rank:
         call = "broadcast"
         root, stream = _int(call, "root", root), _stream(call, stream)
         self._handles.refuse_others(self._index, call)
+        self._make_room(call)
         memory = memory_of(call, self, "array", array, written=self.rank != root, stream=stream)
         self._broadcast(memory, root, _handle(memory, stream))
         if wait:
@@ -312,6 +327,7 @@ class Rank:
         call = "reduce_scatter"
         op, stream = _choice(call, "op", OP_NAMES, op), _stream(call, stream)
         self._handles.refuse_others(self._index, call)
+        self._make_room(call)
         output, memory, to, stream = self._parts(input, output, stream)
         self._reduce_scatter(memory, to, op, stream)
         if wait:
@@ -441,6 +457,7 @@ class Communicator:
             for rank, array, stream in zip(self.ranks, arrays, streams)
         ]
         self._equal(call, "array", memories)
+        self._make_room(call)
         with self._group(call):
             for rank, memory, stream in zip(self.ranks, memories, streams):
                 rank._broadcast(memory, root, _handle(memory, stream))
@@ -457,12 +474,17 @@ class Communicator:
             rank._parts(input, output, stream) for rank, input, output, stream in zip(self.ranks, inputs, outputs, streams)
         ]
         self._equal(call, "input", [memory for _, memory, _, _ in parts])
+        self._make_room(call)
         with self._group(call):
             for rank, (_, memory, to, stream) in zip(self.ranks, parts):
                 rank._reduce_scatter(memory, to, code, stream)
         if wait:
             self.synchronize()
         return [output for output, _, _, _ in parts]
+
+    def _make_room(self, call):
+        for rank in self.ranks:
+            rank._make_room(call)
 
     def _equal(self, call, argument, memories):
         """Before anything is launched: ranks that disagree would fail together, and need a reset."""

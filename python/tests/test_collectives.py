@@ -1,5 +1,7 @@
 """Against NumPy, bit for bit: sums go in the order of the ranks."""
 
+import weakref
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -408,3 +410,15 @@ def test_arrays_of_different_ranks_do_not_overlap():
         # In place as well: each rank's part of its own input.
         comm.reduce_scatter(inputs, [inputs[0][:2], inputs[1][2:]])
         assert (inputs[0][:2].tolist(), inputs[1][2:].tolist()) == ([1, 3], [5, 7])
+
+
+def test_arrays_that_nobody_synchronizes_are_let_go():
+    with communicator(2) as comm:
+        first = [np.zeros(3), np.ones(3)]
+        gone = weakref.ref(first[0])
+        comm.broadcast(first, root=1, wait=False)
+        del first
+        for _ in range(5000):
+            comm.broadcast([np.zeros(3), np.ones(3)], root=1, wait=False)
+            assert len(comm.ranks[0]._kept) <= 4096
+        assert gone() is None
