@@ -6,7 +6,7 @@ use crate::{Algorithm, Cpu};
 /// Case A11: every number goes to one value above all that any rank had, wherever the ranks stood; tickets, inboxes and
 /// the record of a failure are empty. Then every algorithm works.
 #[test]
-fn a11_a_reset_raises_what_is_counted_and_clears_the_rest() {
+fn a_reset_raises_what_is_counted_and_clears_the_rest() {
     let comm = Communicator::<Cpu>::builder(0..4).timeout(Duration::from_secs(5)).build().unwrap();
     let (shared, layout) = (&comm.shared, &comm.shared.layout);
     // What ranks have that were stopped at different places.

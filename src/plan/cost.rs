@@ -315,6 +315,58 @@ mod tests {
         assert!((1.75..2.4).contains(&ratio(switch, Algorithm::TwoStageStaged, rate)));
     }
 
+    /// What large messages take of the way that decides, in units of the message over its rate: bytes on the bus, and read
+    /// and written in the memory that all share, where packets count twice.
+    #[test]
+    fn shared_ways_bound_large_messages() {
+        let (bytes, rate) = (1024 * MIB, 10_000_000_000);
+        let mut facts = Facts::default();
+        facts.packets.capacity = u64::MAX;
+        let [bus, device, mesh] = [Topology::bus(rate), Topology::device(rate), Topology::mesh(rate)];
+        let ratio = |topology, scatter: bool, algorithm| {
+            let planner = Planner::new(facts, topology);
+            let why = match scatter {
+                true => planner.explain_reduce_scatter(8, bytes / 4, crate::DType::F32, algorithm),
+                false => planner.explain_broadcast(8, bytes, algorithm),
+            };
+            why.unwrap().cost.total() / (bytes as f64 / rate as f64 * 1e6)
+        };
+        use Algorithm::{LowLatency as Packed, OneStage as One, TwoStageStaged as Staged};
+        for (topology, scatter, algorithm, expected) in [
+            (bus, false, One, 7.0),
+            (device, false, One, 8.0),
+            (bus, false, Packed, 14.0),
+            (device, false, Packed, 1.0 + 2.5 * 14.0),
+            (mesh, false, Packed, 2.0),
+            // Staged is 7/8 of it, gathered 7 times 7/8: each read and written, staged to payload and output.
+            (bus, false, Staged, 7.0),
+            (device, false, Staged, (3.0 * 7.0 + 2.0 * 49.0) / 8.0),
+            (mesh, false, Staged, 2.0 / 8.0),
+            (bus, true, One, 7.0),
+            (device, true, One, 9.0),
+            (mesh, true, One, 1.0 / 8.0),
+            (bus, true, Packed, 14.0),
+            (device, true, Packed, 2.0 * (2.5 * 7.0 + 0.5)),
+            (mesh, true, Packed, 2.0 / 8.0),
+        ] {
+            let ratio = ratio(topology, scatter, algorithm);
+            assert!((expected..1.02 * expected).contains(&ratio), "{topology}, {algorithm}: {ratio}, not {expected}");
+        }
+    }
+
+    /// A switch is bound by a device's way out or in, or by both together.
+    #[test]
+    fn both_ways_of_a_switch_have_a_limit() {
+        let scattered = |both_ways| {
+            let topology = Topology { both_ways, ..Topology::switch(10_000_000_000) };
+            let planner = Planner::new(Facts::default(), topology);
+            let why = planner.explain_reduce_scatter(2, 256 * MIB, crate::DType::F32, Algorithm::OneStage);
+            why.unwrap().cost.transfer
+        };
+        assert_eq!(scattered(20_000_000_000), scattered(40_000_000_000));
+        assert_eq!(2.0 * scattered(20_000_000_000), scattered(10_000_000_000));
+    }
+
     #[test]
     fn one_rank_costs_nothing() {
         assert_eq!(micros(two(), 1, MIB, Algorithm::Auto), 0.0);
