@@ -279,7 +279,7 @@ fn each_call_on_streams_of_the_callers_may_fail() {
     assert!(lost > 0, "no launch whose end cannot be known");
 }
 
-/// Memory of the caller's is looked at for each rank that calls for itself as for all at once: what it reads and what it
+/// Memory of the caller's is looked at for a rank that calls for itself as for all at once: what it reads and what it
 /// writes, and nothing that is not there.
 #[test]
 fn each_look_at_memory_of_the_callers_may_fail() {
@@ -674,4 +674,28 @@ fn the_last_drop_ends_raw_calls_that_nobody_waits_for() {
     assert_eq!(kinds.map(|kind| machine.alive_of(kind)), [0, 0, 1]);
     drop(data);
     assert_eq!((machine.alive(), machine.wrong()), (NOTHING, Vec::new()));
+}
+
+/// Where its last launch cannot end, since other work stands in front of it, what that may touch stays.
+#[test]
+fn the_last_drop_keeps_what_a_launch_that_cannot_end_may_touch() {
+    let machine = Machine::turn();
+    let comm = build(2).expect("communicator");
+    let streams: Vec<_> = (0..2).map(|r| comm.stream(r).expect("a rank").clone()).collect();
+    let builder = Communicator::<Faulty>::builder(0..2).streams(streams).timeout(None);
+    let other = builder.build().expect("communicator").into_ranks();
+    let (mut in_front, data) = (other[0].buffer::<u8>(9).expect("buffer"), comm.buffer::<u8>(0, 9).expect("buffer"));
+    let endless = other[0].broadcast_in_place(&mut in_front, 1).expect("launch");
+    let ranks = comm.into_ranks();
+    let at = RawRank::new(0, data.address());
+    // SAFETY: the buffer is forgotten below.
+    let behind = unsafe { ranks[0].broadcast_raw(at, ranks[0].stream(), 9, DType::U8, 1) }.expect("launch");
+    std::mem::forget(data);
+    drop((behind, ranks));
+    assert_eq!([MemoryKind::Signal, MemoryKind::Host].map(|kind| machine.alive_of(kind)), [4, 4]);
+    other[0].abort();
+    assert_eq!(endless.wait(), Err(Error::Aborted));
+    drop((in_front, other));
+    assert_eq!([MemoryKind::Signal, MemoryKind::Host].map(|kind| machine.alive_of(kind)), [2, 2]);
+    assert_eq!(machine.wrong(), Vec::<String>::new());
 }

@@ -1,4 +1,4 @@
-//! What a reset does to the words that kernels keep.
+//! What a reset does to the words that kernels keep, and what the host remembers of calls and failures.
 
 use super::*;
 use crate::{Algorithm, Cpu};
@@ -55,5 +55,41 @@ fn a_reset_raises_what_is_counted_and_clears_the_rest() {
         let what = Broadcast::from_root(root).algorithm(algorithm);
         comm.broadcast_in_place(&mut data, what).unwrap().wait().unwrap();
         assert!(data.iter().all(|one| one.to_vec().unwrap() == [root as u32 + 1; 1000]), "{algorithm}");
+    }
+}
+
+/// The newest failures are told as they were; of older ones it is known that they were.
+#[test]
+fn the_newest_failures_are_kept_whole() {
+    let comm = Communicator::<Cpu>::builder(0..2).timeout(Duration::from_millis(20)).build().unwrap();
+    let ranks = comm.into_ranks();
+    let mut data: Vec<_> = (0..FAILURES_KEPT + 2).map(|_| ranks[0].buffer::<u8>(10).unwrap()).collect();
+    let mut flights = Vec::new();
+    for buffer in &mut data {
+        flights.push(ranks[0].broadcast_in_place(buffer, 1).unwrap());
+        let end = Cpu::record(ranks[0].stream()).unwrap();
+        assert!(Cpu::wait(&end, None).unwrap());
+        ranks[0].shared().reset().unwrap();
+    }
+    let told: Vec<_> = flights.into_iter().map(|flight| flight.wait().unwrap_err()).collect();
+    let (forgotten, kept) = told.split_at(2);
+    assert!(forgotten.iter().all(|error| *error == Error::Poisoned { cause: Box::new(Error::Aborted) }), "{told:?}");
+    assert!(kept.iter().all(|error| matches!(error, Error::Timeout { .. })), "{told:?}");
+}
+
+/// Of the last calls it is known what they were. One for all ranks that moves nothing is none.
+#[test]
+fn the_last_calls_are_remembered() {
+    let comm = Communicator::<Cpu>::builder(0..2).build().unwrap();
+    let mut data = [0, 1].map(|rank| comm.buffer::<u8>(rank, 10).unwrap());
+    let mut nothing = [0, 1].map(|rank| comm.buffer::<u8>(rank, 0).unwrap());
+    for _ in 0..HISTORY + 2 {
+        comm.broadcast_in_place(&mut nothing, 1).unwrap().wait().unwrap();
+        comm.broadcast_in_place(&mut data, 1).unwrap().wait().unwrap();
+    }
+    let newest = HISTORY as u64 + 2;
+    for rank in &comm.shared.ranks {
+        let calls: Vec<u64> = lock(&rank.state).history.iter().map(|called| called.call).collect();
+        assert_eq!(calls, (3..=newest).collect::<Vec<_>>());
     }
 }

@@ -43,6 +43,10 @@ fn builders() {
     let builder = || crate::support::builder::<B>(0..2);
     refused(builder().max_blocks(0).build(), "communicator: max_blocks: expected 1 to 128, got 0");
     refused(builder().max_blocks(100_000).build(), "communicator: max_blocks: expected 1 to 128, got 100000");
+    refused(
+        builder().payload_bytes((1 << 40) + 1).build(),
+        "communicator: payload_bytes: expected at most 1 TiB, got 1099511627777",
+    );
     refused(builder().timeout(Duration::ZERO).build(), "communicator: timeout: expected more than zero (or None), got 0 s");
     refused(
         Communicator::<B>::builder([0, 0]).build(),

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crossccl::{
-    Algorithm, Backend, Broadcast, Buffer, Communicator, DType, Error, RawRank, ReduceOp, ReduceScatter, signal_buffer_bytes,
+    Algorithm, Backend, Broadcast, Buffer, Communicator, DType, Error, RawRank, ReduceOp, ReduceScatter, Wiring, signal_buffer_bytes,
 };
 use rstest::rstest;
 
@@ -236,6 +236,18 @@ fn ranks_beyond_the_devices_share_them() {
     let mut buffers: Vec<_> = (0..5).map(|r| comm.buffer_from(r, &[r as u8; 10]).expect("buffer")).collect();
     comm.broadcast_in_place(&mut buffers, 4).expect("launch").wait().expect("outcome");
     assert!(buffers.iter().all(|b| b.to_vec().expect("read") == [4; 10]));
+}
+
+/// What the planner knows of the machine is of these devices: only threads are in the machine's own memory, and only ranks
+/// of one device share that device's.
+#[rstest]
+fn how_the_devices_are_joined() {
+    needs_device!();
+    let wiring = communicator::<B>(4).topology().wiring;
+    assert_eq!(wiring == Wiring::Host, B::NAME == "cpu", "{wiring}");
+    if B::device_count().expect("devices") > 1 {
+        assert_ne!(wiring, Wiring::Device);
+    }
 }
 
 /// Two communicators on the same devices and streams.
