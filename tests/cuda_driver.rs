@@ -21,7 +21,7 @@ use std::{
 
 use crossccl::{
     Algorithm, Backend, BackendKind, Broadcast, Buffer, Communicator, Cuda, CudaStream, DType, Error, Overlap, Rank,
-    RawRank, ReduceOp, ReduceScatter,
+    RawRank, ReduceOp, ReduceScatter, signal_buffer_bytes,
 };
 
 #[path = "support/foreign_stream.rs"]
@@ -817,6 +817,37 @@ fn mapped_memory_is_granted_to_peers() {
             [Algorithm::OneStage, Algorithm::TwoStageStaged, Algorithm::TwoStageDirect, Algorithm::LowLatency];
         mapped_memory::is_granted(&comm, &driver.mapper(), &algorithms);
         works(&comm);
+    });
+}
+
+/// The self-test would end the contexts before there is a communicator.
+#[test]
+fn signal_buffers_in_mapped_memory() {
+    alone(&[("STANDIN_DEVICES", "2")], || {
+        let driver = StandIn::new();
+        let (mapper, bytes) = (driver.mapper(), signal_buffer_bytes(2, crossccl::MAX_BLOCKS, 0));
+        let pages = bytes.div_ceil(mapped_memory::PAGE);
+        let addresses = [0, 1].map(|rank| {
+            let start = mapper.reserve(pages);
+            mapper.map(start, pages, rank);
+            mapper.set_access(start, pages, rank, 3);
+            (start, bytes)
+        });
+        let build = || {
+            let builder = Communicator::<Cuda>::builder(0..2).payload_bytes(0);
+            // SAFETY: memory of that size that lives on, of one communicator at a time.
+            unsafe { builder.signal_addresses(addresses) }.build()
+        };
+        driver.arm("cuMemSetAccess:2:801");
+        let outcome = build().map(drop);
+        let Err(Error::NotPeerAccessible { argument: "signal buffer", rank: Rank(1), peer: Rank(0), reason, .. }) =
+            outcome
+        else {
+            panic!("{outcome:?}")
+        };
+        assert_eq!(reason, "cuMemSetAccess: CUDA_ERROR_NOT_SUPPORTED");
+        driver.arm("");
+        works(&build().expect("communicator"));
     });
 }
 
