@@ -32,7 +32,8 @@ fn calls_that_differ_have_fingerprints_that_differ() {
     let shared = ranks[0].shared();
     let to_all = || Broadcast::from_root(1);
     let sum = || ReduceScatter::new(ReduceOp::Sum);
-    let calls: Vec<(&str, Box<dyn Fn(usize) -> Prepared + '_>)> = vec![
+    type Call<'a> = Box<dyn Fn(usize) -> Prepared + 'a>;
+    let calls: Vec<(&str, Call<'_>)> = vec![
         ("plain", Box::new(|r| broadcast(shared, r, 1 << 20, DType::F32, to_all()))),
         ("one element more", Box::new(|r| broadcast(shared, r, (1 << 20) + 1, DType::F32, to_all()))),
         ("another dtype of that size", Box::new(|r| broadcast(shared, r, 1 << 20, DType::I32, to_all()))),
