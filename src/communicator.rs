@@ -577,6 +577,7 @@ impl<B: Backend> Launched<B> {
     }
 
     /// Waits until all of it is complete, or until the deadline: whether it is. The outcome is not told.
+    #[cfg(feature = "capi")]
     pub(crate) fn passed_by(&self, deadline: Option<Instant>) -> Result<bool> {
         self.shared.refuse_in_a_fork()?;
         for launch in &self.launches {
@@ -785,12 +786,6 @@ pub(crate) struct Resetting {
     rank: usize,
     round: u64,
     since: Instant,
-}
-
-impl Resetting {
-    pub(crate) fn waited(&self) -> Duration {
-        self.since.elapsed()
-    }
 }
 
 /// A number of this thread that no other has, or had.
@@ -1109,7 +1104,7 @@ impl<B: Backend> Shared<B> {
         self.refuse_in_a_fork()?;
         let mine = self.come_to_reset(rank);
         let outcome = self.reset_by(&mine, Instant::now().checked_add(limit));
-        outcome.unwrap_or_else(|| self.leave_reset(&mine, limit))
+        outcome.unwrap_or_else(|| self.leave_reset(&mine))
     }
 
     /// The handle of `rank` has come to a reset, and counts as there until it is over or
@@ -1153,7 +1148,7 @@ impl<B: Backend> Shared<B> {
     }
 
     /// The handle waits no longer: who has not come, unless all have meanwhile.
-    pub(crate) fn leave_reset(&self, mine: &Resetting, waited: Duration) -> Result<()> {
+    pub(crate) fn leave_reset(&self, mine: &Resetting) -> Result<()> {
         let mut meeting = lock(&self.rendezvous);
         if meeting.round != mine.round {
             return meeting.outcome.clone().unwrap_or(Ok(()));
@@ -1165,7 +1160,7 @@ impl<B: Backend> Shared<B> {
             rank: Rank::from_index(mine.rank),
             sequence: mine.round + 1,
             missing,
-            waited,
+            waited: mine.since.elapsed(),
             note: "every handle must call reset".into(),
         })
     }

@@ -233,7 +233,7 @@ impl<B: Streams> Seated<B> {
     /// For a rank that does not wait for a reset any more, whatever becomes of it.
     fn leave_reset(&mut self) {
         if let Some(mine) = self.resetting.take() {
-            let _ = self.comm.shared().leave_reset(&mine, mine.waited());
+            let _ = self.comm.shared().leave_reset(&mine);
         }
     }
 }
@@ -324,7 +324,7 @@ impl<B: Streams> Seat for Seated<B> {
             Some(mine) => {
                 let shared = self.comm.shared();
                 let outcome = shared.reset_by(&mine, Instant::now().checked_add(limit));
-                outcome.unwrap_or_else(|| shared.leave_reset(&mine, mine.waited()))?;
+                outcome.unwrap_or_else(|| shared.leave_reset(&mine))?;
             }
         }
         self.forget();
