@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crossccl::{
-    Algorithm, Backend, Broadcast, Buffer, Communicator, DType, Error, RawRank, ReduceOp, ReduceScatter, Wiring, signal_buffer_bytes,
+    Algorithm, Backend, Broadcast, Buffer, Communicator, DType, Error, Kernel, RawRank, ReduceOp, ReduceScatter, Wiring, signal_buffer_bytes,
 };
 use rstest::rstest;
 
@@ -247,6 +247,27 @@ fn how_the_devices_are_joined() {
     assert_eq!(wiring == Wiring::Host, B::NAME == "cpu", "{wiring}");
     if B::device_count().expect("devices") > 1 {
         assert_ne!(wiring, Wiring::Device);
+    }
+}
+
+/// I6: ranks that share a device share its room, however many blocks are asked for; where none are, a launch has as many as
+/// the device prefers, and one where others would come too late to be of use.
+#[rstest]
+fn ranks_that_share_a_device_share_its_room() {
+    needs_device!();
+    let comm = Communicator::<B>::builder([0; 4]).virtual_ranks(true).build().expect("communicator");
+    let device = B::device_of(comm.stream(0).expect("a rank"));
+    let properties = B::properties(&device, 4, 4).expect("properties");
+    let plan = |bytes, what: Broadcast| comm.plan_broadcast(bytes, DType::U8, what).expect("plan");
+    let most = plan(1 << 30, Broadcast::from_root(0).max_blocks(128));
+    let functions = B::load(&device).expect("kernels");
+    let (_, function) = Kernel::all().zip(&functions).find(|(kernel, _)| *kernel == most.kernel).expect("a kernel");
+    let room = B::resident_blocks(&device, *function).expect("a number");
+    assert!(most.blocks == 1 || most.blocks * 4 <= room, "{most}, and room for {room}");
+    let usual = plan(1 << 30, 0.into()).blocks;
+    assert!(usual <= properties.preferred_blocks.broadcast, "{usual} blocks of {:?}", properties.preferred_blocks);
+    if properties.one_block > 0 {
+        assert_eq!(plan(properties.one_block as usize - 1, Broadcast::from_root(0).algorithm(Algorithm::OneStage)).blocks, 1);
     }
 }
 
