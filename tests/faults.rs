@@ -286,10 +286,12 @@ fn each_look_at_memory_of_the_callers_may_fail() {
     let machine = Machine::turn();
     let ranks = build(2).expect("communicator").into_ranks();
     let data = ranks[1].buffer::<u32>(99).expect("buffer");
-    let at = RawRank::new(data.address(), data.address() + 200);
+    // Not in place, where one look is enough.
+    let sum = ranks[1].buffer::<u32>(49).expect("buffer");
+    let at = RawRank::new(data.address(), sum.address());
     let call = || {
         let what = ReduceScatter::new(ReduceOp::Sum).timeout(SHORT);
-        // SAFETY: the buffer goes after the communicator.
+        // SAFETY: the buffers go after the communicator.
         unsafe { ranks[1].reduce_scatter_raw(at, ranks[1].stream(), 99, DType::U32, what) }.map(drop)
     };
     for number in [1, 2] {
@@ -301,7 +303,7 @@ fn each_look_at_memory_of_the_callers_may_fail() {
     machine.arm(None);
     call().expect("launch");
     assert_eq!(machine.calls().get(&Method::CheckMemory), Some(&2), "the input and the output");
-    drop((ranks, data));
+    drop((ranks, data, sum));
 }
 
 fn machine_is_told(machine: &Machine, fault: Option<(Method, usize)>, outcome: &Result<(), Error>) {
