@@ -29,8 +29,10 @@ fn buffers_of_another_rank() {
     let ranks = two();
     let (me, other) = (&ranks[0], &ranks[1]);
     let text = |argument: &str| {
-        let (mine, theirs) = (me.stream(), other.stream());
-        format!("{argument} of rank 0: expected a buffer of the rank's stream {mine:?}, got one of {theirs:?}")
+        let device = B::ordinal(&B::device_of(me.stream()));
+        format!(
+            "{argument} of rank 0: expected a buffer of rank 0 of this communicator, on device {device}, got one of rank 1"
+        )
     };
     let (mut mine, mut theirs) = (of(me, 4), of(other, 4));
     refused(me.broadcast_in_place(&mut theirs, 1), &format!("broadcast: {}", text("output")));
