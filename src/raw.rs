@@ -39,9 +39,9 @@ use crate::{
 ///
 /// # Registration
 ///
-/// There is none. All ranks are of one process, and addresses travel with each launch. Building a communicator enables peer
-/// access between all devices. A kernel that touches memory its device cannot reach ends every context of the process, so
-/// each call checks its addresses first, before anything is launched:
+/// There is none. All ranks are of one process, and addresses travel with each launch. Building a communicator enables
+/// peer access between all devices. A kernel that touches memory its device cannot reach ends every context of the
+/// process, so each call checks its addresses first, before anything is launched:
 ///
 /// | memory | what the call does |
 /// | --- | --- |
@@ -52,9 +52,9 @@ use crate::{
 /// | managed, or of the host | refused |
 /// | longer than its allocation | refused |
 ///
-/// A refusal for a peer's device is [`Error::NotPeerAccessible`], any other is [`Error::InvalidArgument`]. Grants stay. Do
-/// not take access back, disable peer access or unmap memory while a call or a graph uses it: a graph's replays are not
-/// checked again.
+/// A refusal for a peer's device is [`Error::NotPeerAccessible`], any other is [`Error::InvalidArgument`]. Grants stay.
+/// Do not take access back, disable peer access or unmap memory while a call or a graph uses it: a graph's replays are
+/// not checked again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RawRank {
     /// The rank's input.

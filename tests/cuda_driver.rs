@@ -807,8 +807,8 @@ fn d5_memory_of_the_callers_pool() {
     });
 }
 
-/// What PyTorch has with expandable_segments: peer access does not cover it, and a kernel that touches it without a grant
-/// ends the contexts of the whole process.
+/// What PyTorch has with expandable_segments: peer access does not cover it, and a kernel that touches it without a
+/// grant ends the contexts of the whole process.
 #[test]
 fn mapped_memory_is_granted_to_peers() {
     alone(&[("STANDIN_DEVICES", "3")], || {

@@ -519,8 +519,8 @@ fn access_that_is_enabled_already_is_fine() {
     });
 }
 
-/// As on CUDA: peer access does not cover memory that a framework maps, and a kernel that touches it without a grant ends
-/// the process's contexts.
+/// As on CUDA: peer access does not cover memory that a framework maps, and a kernel that touches it without a grant
+/// ends the process's contexts.
 #[test]
 fn mapped_memory_is_granted_to_peers() {
     alone(&[("STANDIN_DEVICES", "3")], || {

@@ -384,9 +384,10 @@ pub unsafe extern "C" fn crosscclCommStream(comm: crosscclComm_t, stream: *mut c
 
 /// Copies count elements from the root's sendbuff to every rank's recvbuff. Other ranks' sendbuff is ignored; in place where
 /// the root's are the same. Only enqueues: crosscclCommSynchronize tells the outcome. Until it is complete, and after a failure
-/// until a reset, nobody else uses recvbuff or writes sendbuff; both are memory of the rank's device. Before anything is
-/// launched, memory of a pool and memory that a framework maps (cuMemMap, hipMemMap; PyTorch's expandable_segments) is granted to
-/// the other ranks' devices. Memory that they cannot reach, managed memory and host memory are crosscclInvalidArgument.
+/// until a reset, nobody else uses recvbuff or writes sendbuff; both are memory of the rank's device. Before anything
+/// is launched, memory of a pool and memory that a framework maps (cuMemMap, hipMemMap; PyTorch's expandable_segments)
+/// is granted to the other ranks' devices. Memory that they cannot reach, managed memory and host memory are
+/// crosscclInvalidArgument.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn crosscclBroadcast(
     sendbuff: *const c_void,

@@ -200,8 +200,8 @@ fn calls_on_streams_that_are_captured() {
     }
 }
 
-/// One graph over two devices, as an engine makes it: the second stream joins the capture of the first by an event, and is
-/// joined by one. Replayed with other inputs each time.
+/// One graph over two devices, as an engine makes it: the second stream joins the capture of the first by an event, and
+/// is joined by one. Replayed with other inputs each time.
 #[test]
 fn a_capture_over_two_devices() {
     let Some(_turn) = crate::support::turn::<B>(2) else { return };
@@ -358,7 +358,8 @@ fn memory_that_is_mapped() {
     };
     assert_eq!(result, crosscclInvalidArgument);
     let text = last();
-    assert!(text.starts_with("crosscclBroadcast: sendbuff of rank 0: expected 16 ") && text.contains("8 bytes from 0x"), "{text}");
+    let begin = "crosscclBroadcast: sendbuff of rank 0: expected 16 ";
+    assert!(text.starts_with(begin) && text.contains("8 bytes from 0x"), "{text}");
     assert_eq!(async_error(comms.rank(0)), crosscclSuccess);
     goes_in_order(&comms, [own_stream(comms.rank(0)), own_stream(comms.rank(1))]);
     drop(comms);

@@ -5,11 +5,11 @@
 //
 // It is stricter than a driver. What a driver answers with a wrong result, a crash or a hang once in a while is here
 // the end of the process, with a message that says what was done: a handle that is not one (any more), a stream or
-// event used under another context than its own, memory given back while work on it is queued, a copy of memory that the
-// device may not touch, a kernel that is loaded by its first launch, more blocks than are resident.
+// event used under another context than its own, memory given back while work on it is queued, a copy of memory that
+// the device may not touch, a kernel that is loaded by its first launch, more blocks than are resident.
 //
-// A kernel whose arguments name memory that a device may not touch ends all contexts of the process: from then on nearly
-// every call answers 700, as on hardware (and no word from the other kernels, which would spin on).
+// A kernel whose arguments name memory that a device may not touch ends all contexts of the process: from then on
+// nearly every call answers 700, as on hardware (and no word from the other kernels, which would spin on).
 //
 // What it does as drivers do, because it decides whether collectives hang: freeing plain memory and loading a module
 // wait for the device; a copy to ordinary host memory waits in the caller, and launches wait for it meanwhile; blocks
@@ -193,8 +193,8 @@ struct Step {
   Work work;
   size_t event;
 };
-// A branch for each stream that takes part: the first is the one that was captured, others join it by an event, and must be
-// joined by one in the end.
+// A branch for each stream that takes part: the first is the one that was captured, others join it by an event, and
+// must be joined by one in the end.
 struct Capture {
   struct Branch {
     Stream* stream;
@@ -318,8 +318,9 @@ thread_local bool counted = false;
 
 // What answers as before where the contexts are gone.
 bool outlives(const std::string& call) {
-  for (const char* one : {"cuInit", "cuDriverGetVersion", "cuCtxGetCurrent", "cuCtxSetCurrent", "cuThreadExchangeStreamCaptureMode",
-                          "hipGetDeviceCount", "hipGetDevice", "hipSetDevice", "hipThreadExchangeStreamCaptureMode"})
+  for (const char* one : {"cuInit", "cuDriverGetVersion", "cuCtxGetCurrent", "cuCtxSetCurrent",
+                          "cuThreadExchangeStreamCaptureMode", "hipGetDeviceCount", "hipGetDevice", "hipSetDevice",
+                          "hipThreadExchangeStreamCaptureMode"})
     if (call == one) return true;
   return call.rfind("cuDevice", 0) == 0 || call.rfind("hipDevice", 0) == 0;
 }
@@ -412,8 +413,8 @@ bool touches(Context* from, uint64_t address, uint64_t bytes) {
   for (uint64_t at = address; at < address + bytes;) {
     auto one = holder(at);
     if (!one || !reaches(from, *one)) {
-      fprintf(stderr, "stand-in driver: a kernel of device %d touches %#llx, %s\n", from->device, (unsigned long long)at,
-              !one ? "where no memory is" : "which it may not");
+      fprintf(stderr, "stand-in driver: a kernel of device %d touches %#llx, %s\n", from->device,
+              (unsigned long long)at, !one ? "where no memory is" : "which it may not");
       return false;
     }
     at = uint64_t(one->start) + one->bytes;
@@ -927,7 +928,8 @@ DRIVER int cuEventQuery(void* event) {
     Machine& m = machine();
     Lock lock(m.lock);
     Event* one = known(m.events, event, __func__, "event");
-    if (!m.dead && m.injected.function != (face ? face : __func__) && one->passed < one->recorded && !one->captured) return kNotReady;
+    const bool pending = one->passed < one->recorded && !one->captured;
+    if (!m.dead && m.injected.function != (face ? face : __func__) && pending) return kNotReady;
   }
   ENTER();
   Event* one = known(m.events, event, __func__, "event");
@@ -1069,7 +1071,8 @@ DRIVER int cuLaunchKernelEx(const LaunchConfig* config, void* function, void** p
     late();
     {
       Lock lock(m.lock);
-      // Each peer is held to all of a rank's memory, though it reads a part. What a graph was made of is asked in each launch.
+      // Each peer is held to all of a rank's memory, though it reads a part. What a graph was made of is asked in each
+      // launch.
       bool fine = true;
       for (uint64_t signal : signals) fine = fine && (!signal || touches(in->context, signal, 1));
       for (const auto& [address, bytes] : ranges)
@@ -1255,8 +1258,8 @@ DRIVER int cuPointerGetAttributes(unsigned count, const int* which, void** answe
   return kSuccess;
 }
 
-// Virtual memory management: only what is granted is reached, by the device that has the memory too. Pieces are a page at
-// least, and are mapped, granted and unmapped whole.
+// Virtual memory management: only what is granted is reached, by the device that has the memory too. Pieces are a page
+// at least, and are mapped, granted and unmapped whole.
 constexpr size_t kPage = 4096;
 struct PhysicalProperties {
   unsigned allocation, handles;
@@ -1358,7 +1361,8 @@ DRIVER int cuMemSetAccess(uint64_t address, size_t bytes, const PoolAccess* acce
   }
   for (size_t i = 0; i < count; ++i) {
     const Location& at = access[i].location;
-    if (at.kind != 1 || at.id < 0 || at.id >= m.devices || (access[i].flags != 3 && access[i].flags != 0)) return kInvalidValue;
+    if (at.kind != 1 || at.id < 0 || at.id >= m.devices) return kInvalidValue;
+    if (access[i].flags != 3 && access[i].flags != 0) return kInvalidValue;
     for (const auto& one : pieces) {
       if (m.unreachable.count({at.id, one->context->device})) return kPeerAccessUnsupported;
       if (access[i].flags) one->granted.insert(at.id); else one->granted.erase(at.id);

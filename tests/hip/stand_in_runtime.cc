@@ -192,7 +192,8 @@ RUNTIME int hipMemGetAddressRange(void** start, size_t* bytes, void* address) {
 }
 
 // Memory that is mapped piece by piece, as on CUDA; but of what is not mapped the question is an error.
-RUNTIME int hipMemAddressReserve(uint64_t* address, size_t bytes, size_t alignment, uint64_t wish, unsigned long long flags) {
+RUNTIME int hipMemAddressReserve(uint64_t* address, size_t bytes, size_t alignment, uint64_t wish,
+                                 unsigned long long flags) {
   CALL(return cuMemAddressReserve(address, bytes, alignment, wish, flags););
 }
 

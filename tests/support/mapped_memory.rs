@@ -1,5 +1,5 @@
-//! Memory that a framework maps itself, piece by piece (virtual memory management), for the tests on the stand-ins of the
-//! drivers: CUDA's and HIP's functions differ in their names alone.
+//! Memory that a framework maps itself, piece by piece (virtual memory management), for the tests on the stand-ins of
+//! the drivers: CUDA's and HIP's functions differ in their names alone.
 
 #![allow(dead_code)]
 
@@ -130,7 +130,8 @@ pub(crate) fn broadcast<B: Backend>(
     unsafe { comm.broadcast_raw(&raw, &streams, count, DType::U32, what) }?.wait()
 }
 
-/// Both collectives over pieces that their device alone may touch: the peers are let in, whatever was mapped there before.
+/// Both collectives over pieces that their device alone may touch: the peers are let in, whatever was mapped there
+/// before.
 pub(crate) fn is_granted<B: Backend>(comm: &Communicator<B>, mapper: &Mapper, algorithms: &[Algorithm]) {
     let streams = streams(comm);
     let ranges: Vec<_> = (0..comm.ranks()).map(|rank| mapper.range(rank)).collect();

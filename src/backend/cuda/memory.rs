@@ -202,8 +202,8 @@ impl Allocated {
         Ok(one)
     }
 
-    /// Whether all of it is reached by whoever reaches one address of it, as long as it exists. Mapped memory is granted
-    /// and taken back piece by piece, whatever its id is.
+    /// Whether all of it is reached by whoever reaches one address of it, as long as it exists. Mapped memory is
+    /// granted and taken back piece by piece, whatever its id is.
     fn is_whole(&self) -> bool {
         self.id != 0 && (self.pool != 0 || self.plain != 0)
     }
@@ -353,9 +353,9 @@ fn said(fault: &Fault) -> String {
     format!("{}: {}", fault.call, fault.name)
 }
 
-/// Memory of the caller's: on the device, long enough, and reachable by its kernels and by the peers'. A pool, and memory
-/// that a framework maps, is asked to let them in: peer access does not cover either, and a kernel that touches what it
-/// cannot reach ends the contexts of the whole process.
+/// Memory of the caller's: on the device, long enough, and reachable by its kernels and by the peers'. A pool, and
+/// memory that a framework maps, is asked to let them in: peer access does not cover either, and a kernel that touches
+/// what it cannot reach ends the contexts of the whole process.
 pub(super) fn check(device: &CudaDevice, peers: &[&CudaDevice], address: u64, bytes: usize) -> Result<(), Unfit> {
     let _current = device.enter().map_err(Unfit::Unknown)?;
     let readers = Readers { device, peers };
@@ -400,8 +400,8 @@ fn check_plain(readers: &Readers<'_>, address: u64, who: Option<usize>, reader: 
     Err(readers.refused(who, address, no_address(reader)))
 }
 
-/// Memory that a framework maps, piece by piece and with holes; or what is told from it by its own device's answer alone:
-/// imported memory, and plain memory where nothing can be exported.
+/// Memory that a framework maps, piece by piece and with holes; or what is told from it by its own device's answer
+/// alone: imported memory, and plain memory where nothing can be exported.
 fn check_pieces(readers: &Readers<'_>, first: Piece, address: u64, bytes: usize) -> Result<(), Unfit> {
     let end = address.saturating_add(bytes as u64);
     let (mut piece, mut at) = (first, address);

@@ -203,8 +203,8 @@ fn range(address: u64) -> Result<(u64, usize), Fault> {
     Ok((start as u64, bytes))
 }
 
-/// It must be memory of the device, to which pages do not move from others while kernels wait for each other. False where
-/// the runtime knows no memory there.
+/// It must be memory of the device, to which pages do not move from others while kernels wait for each other. False
+/// where the runtime knows no memory there.
 fn check_place(device: &HipDevice, address: u64) -> Result<bool, Unfit> {
     let (host, plain) = sys::memory_types(driver::driver().map_err(Unfit::Unknown)?.version);
     let got = match ask(address).map_err(Unfit::Unknown)? {
@@ -248,8 +248,8 @@ fn grant(reader: &HipDevice, (start, bytes): (u64, usize)) -> Result<(), Fault> 
     driver.check("hipMemSetAccess", unsafe { set_access(start as *mut c_void, bytes, &raw const access, 1) })
 }
 
-/// Lets kernels of `reader` into the pools from which `hipMallocAsync` takes memory of `device` by itself: peer access does
-/// not cover them, and of an address the runtime does not tell the pool.
+/// Lets kernels of `reader` into the pools from which `hipMallocAsync` takes memory of `device` by itself: peer access
+/// does not cover them, and of an address the runtime does not tell the pool.
 pub(super) fn let_into_pools(reader: &HipDevice, device: &HipDevice) -> Result<(), Fault> {
     let driver = driver::driver()?;
     let functions = &driver.functions;
@@ -277,8 +277,8 @@ pub(super) fn let_into_pools(reader: &HipDevice, device: &HipDevice) -> Result<(
 }
 
 /// Memory of the caller's: on the device, and long enough. Peers reach it by peer access; memory that a framework maps
-/// piece by piece is granted to them, since peer access does not cover it. Of other pools than the device's own the runtime
-/// does not tell.
+/// piece by piece is granted to them, since peer access does not cover it. Of other pools than the device's own the
+/// runtime does not tell.
 pub(super) fn check(device: &HipDevice, peers: &[&HipDevice], address: u64, bytes: usize) -> Result<(), Unfit> {
     let _current = device.enter().map_err(Unfit::Unknown)?;
     let (mut at, end) = (address, address.saturating_add(bytes as u64));

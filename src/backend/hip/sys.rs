@@ -79,7 +79,8 @@ macro_rules! for_each_function {
                 hipEventDestroy(event: Event) -> Code;
                 hipEventElapsedTime(milliseconds: *mut f32, start: Event, stop: Event) -> Code;
             }
-            // One of the first two: the structure grew in HIP 6, and got another symbol. The others are not in all of HIP 5.
+            // One of the first two: the structure grew in HIP 6, and got another symbol. The others are not in all of
+            // HIP 5.
             optional {
                 hipGetDeviceProperties(properties: *mut DeviceProperties, device: c_int) -> Code;
                 hipGetDevicePropertiesR0600(properties: *mut DeviceProperties, device: c_int) -> Code;
