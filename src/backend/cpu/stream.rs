@@ -29,7 +29,7 @@ use super::{
 use crate::abi::{Arguments, control};
 
 /// The jobs, of about a kilobyte each, that a stream takes before whoever enqueues the next waits until one is done. (Without
-/// an end 200,000 calls ahead of a late peer took 211 MB a rank.) A GPU's driver has such a limit as well, at about a thousand.
+/// an end 200,000 calls ahead of a late peer took 211 MB a rank.) A GPU's driver has a limit of its own.
 const MOST_JOBS: usize = 8192;
 
 /// An ordered queue of work of one virtual device.
